@@ -1,4 +1,4 @@
-"""The thirteen faults that an independent check planted without knowledge of the rules: each is named by its cause.
+"""Faults that independent checks planted without knowledge of the rules: each is named by its cause.
 
 Small real runs; the cause comes first, whatever symptoms there are.
 """
@@ -13,12 +13,13 @@ import pytest
 from algorist.config import load_recipe
 from algorist.diagnosis.diagnose import diagnose
 from tests.conftest import Verb
-from tests.runs.sums import Runs
+from tests.runs.sums import Runs, sums
 
 pytestmark = pytest.mark.slow
 
 OWN = """
 import torch
+from algorist import loss
 from algorist_grader import MATCHERS
 from algorist_grader.matchers import Matcher
 
@@ -31,6 +32,16 @@ def noise(completions, **_):
     return torch.rand(len(completions), generator=torch.Generator().manual_seed(sum(map(len, completions)))).tolist()
 
 
+def indices(rewards_PG):
+    order = rewards_PG.argsort(-1).float()  # of which the argsort would be the ranks
+    return order - order.mean(-1, keepdim=True)
+
+
+@loss("backwards", reduction="token-mean")
+def backwards(log_probs, old_log_probs, advantages, mask):
+    return advantages * (log_probs - old_log_probs).exp()
+
+
 def with_unit(answer, gold, limits):
     same = answer.strip() == gold.strip() + " apples"
     return same, "equal_string" if same else "different"
@@ -38,6 +49,22 @@ def with_unit(answer, gold, limits):
 
 if "with_unit" not in MATCHERS:
     MATCHERS.register("with_unit")(Matcher("with_unit", "the number and its unit", with_unit))
+"""
+PLUGIN = """
+from dataclasses import replace
+from algorist import Extension, extension
+
+
+@extension
+class FirstTokens(Extension):
+    name = "first_tokens"
+
+    @classmethod
+    def takes_part(cls, recipe):
+        return any("first_tokens" in str(plugin) for plugin in recipe.plugins)
+
+    def batch(self, batch, policy):
+        return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
 """
 FAULTS: dict[str, tuple[str, ...]] = {
     "negative_weight": ("rewards=[{name: correct, weight: -1}]",),
@@ -55,6 +82,14 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "correct_is_drowned": ("rewards=[{name: correct, weight: 0.05}, {name: 'OWN:noise', weight: 5}]",),
     "penalty_too_large": ("grpo.beta=100",),
     "warm_up_too_long": ("grpo.warmup_steps=100000",),
+    "reward_pays_others": ("rewards=[{name: 'OWN:noise', weight: 1}, {name: correct, weight: 0}]",),
+    "advantage_disagrees": ("grpo.advantage=OWN:indices", "grpo.max_steps=12"),
+    "plugin_moves_advantages": ("plugins=[PLUGIN]", "grpo.max_steps=12"),
+    "own_loss_breaks": ("plugins=[OWN]", "grpo.loss=OWN:backwards", "grpo.max_steps=12"),
+    "optimizer_hardly_moves": ("grpo.optim=sgd",),
+    "other_golds": ("data.train={name: local, path: SHIFTED}",),
+    "one_question": ("data.train={name: local, path: SAME}",),
+    "stated_answers": ("data.train={name: local, path: STATED}",),
 }  # fmt: skip
 """The rule that names the cause → what is planted."""
 
@@ -65,7 +100,14 @@ def places(runs: Runs) -> dict[str, Path]:
     own.write_text(OWN, encoding="utf-8")
     rows = [json.loads(line) | {"topic": "addition"} for line in runs.train.read_text().splitlines()]
     topics.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    return {"OWN": own, "TOPICS": topics, "MODEL": runs.model}
+    plugin, same, stated = (runs.folder / name for name in ("first_tokens.py", "same.jsonl", "stated.jsonl"))
+    plugin.write_text(PLUGIN, encoding="utf-8")
+    same.write_text("\n".join(map(json.dumps, rows[:1] * 100)) + "\n", encoding="utf-8")
+    copied = [row | {"question": f"{row['question']} Answer: {row['answer']}"} for row in rows]
+    stated.write_text("\n".join(map(json.dumps, copied)) + "\n", encoding="utf-8")
+    shifted = sums(runs.folder / "shifted.jsonl", 100, seed=6, shift=1)
+    return {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "PLUGIN": plugin, "SAME": same, "STATED": stated,
+            "SHIFTED": shifted}  # fmt: skip
 
 
 def planted(name: str, places: dict[str, Path]) -> list[str]:

@@ -85,7 +85,7 @@ def run(
             help=f"How they share the model: {', '.join(CONFIGS)} or an accelerate file; without -n one per GPU.",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1)] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N|until-sure=M")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     wandb_project: str | None = None,
     wandb_entity: str | None = None,
@@ -102,7 +102,7 @@ def run(
     Args:
         only: Only this stage; grpo starts from the finished SFT stage with --resume, else from the recipe's model.
         processes: Several processes, through accelerate; words after -- are its flags.
-        seeds: Run it with N seeds, seed … seed + N - 1: mean, spread, one page.
+        seeds: Run it with N seeds, seed … seed + N - 1: mean, spread, one page; or until the gain is proven, M at most.
         yes: Begin without a question what takes more than an hour; where no terminal is, nothing is asked.
         wandb_project: Track with wandb, in this project (tracking.project).
         wandb_entity: User or team in wandb (tracking.entity).
@@ -169,15 +169,23 @@ def _run_seeds(
     settings: list[str],
     resume: bool,
     stages: tuple[str, ...],
-    count: int,
+    seeds: str,
     as_json: bool,
     yes: bool,
 ) -> Ran:
     """Run a recipe once per seed and say mean and spread; with ``resume``, finished seeds are not repeated."""
     from algorist.config.own_files import inputs_of
+    from algorist.report.seeds import (
+        line_of_proof,
+        lines_of_seeds,
+        proof,
+        read_seeds,
+        recipes_of_seeds,
+        summarise_seeds,
+    )
     from algorist.runs.begin import settings_at_start
-    from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
 
+    count, until_sure = read_seeds(seeds)
     loaded = read_recipe(name, settings)
     recipes, display = recipes_of_seeds(loaded, count), TerminalDisplay(stderr=as_json)
     known = [resume and (r.path / "config.yaml").is_file() for r in recipes]
@@ -190,9 +198,15 @@ def _run_seeds(
         done = _run(recipe, display, continues, stages, may_ask=not (yes or as_json) and number == 1)
         if done is not None and not as_json:
             render(done, as_json=False)
-    summary = summarise_seeds(loaded, [recipe.path for recipe in recipes])
+        if until_sure:
+            seen = proof([r.path for r in recipes[:number]], count)
+            display.say(line_of_proof(seen, number, count))
+            if seen["sure"]:
+                recipes = recipes[:number]
+                break
+    summary = summarise_seeds(loaded, [recipe.path for recipe in recipes], most=count if until_sure else None)
     place = loaded.path
-    files = f"{place}-seeds.json{f' and {place}-seeds.html' if count > 1 else ''}"
+    files = f"{place}-seeds.json{f' and {place}-seeds.html' if len(recipes) > 1 else ''}"
     return Ran(None, None, {}, {}, [], seeds=summary, lines=[*lines_of_seeds(summary), f"written to {files}"])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +23,8 @@ MOST_OF_THEM = 0.5
 
 SEVERAL = 3
 """Gold answers of one question that are no slip of the data."""
+ENOUGH_ROWS, NEARLY_EVERY, HARDLY_ANY = 20, 0.8, 0.2
+"""Problems that say enough, and shares of them that are no chance: of questions that end in their gold answer, and of solutions that do."""
 
 
 @fact("accuracy in the first and the last window: {accuracy_course}")
@@ -98,21 +102,28 @@ def matcher(f: Facts) -> str:
     return str(f.settings.get("matcher", "symbolic"))
 
 
-@fact("{}")
-def odd_questions(f: Facts) -> str | None:
-    """Of a run, its rollouts, and its training data where that is a local file; whoever has the problems says it with ``odd_text``."""
+@fact("{}", "odd_data")
+def _data_of(f: Facts) -> dict[str, str]:
+    """Return what is odd in a run's problems: in its training data where that is a local file, and in its rollouts."""
     run = f.signals.run
     if run is None:
-        return None
+        return {}
     rows = query(
         run, "SELECT DISTINCT problem_id, question, gold FROM rollouts WHERE stage = 'grpo' LIMIT 2000"
     )
-    problems = [
+    sampled = [
         Problem(str(row["problem_id"]), str(row["question"]), str(row["gold"]))
         for row in rows
         if row["question"]
     ]
-    return odd_text(problems) or odd_text(_local_problems(f, run))
+    return odd_data(_local_problems(f, run)) | odd_data(sampled)
+
+
+for _name in ("odd_questions", "one_question", "stated_answers", "other_golds"):
+
+    @fact("{}", _name)
+    def _(f: Facts, name: str = _name) -> str | None:
+        return f["odd_data"].get(name)
 
 
 def _local_problems(f: Facts, run: Path) -> list[Problem]:
@@ -130,8 +141,54 @@ def _local_problems(f: Facts, run: Path) -> list[Problem]:
         return []
 
 
-def odd_text(problems: Sequence[Problem]) -> str | None:
-    """Return the sign that questions of problems come from another column; None where there is none."""
+def odd_data(problems: Sequence[Problem]) -> dict[str, str]:
+    """Return what is odd in problems, by the fact that says it."""
+    signs = {
+        "odd_questions": _other_column(problems),
+        "one_question": _one_question(problems),
+        "stated_answers": _stated(problems),
+        "other_golds": _other_golds(problems),
+    }
+    return {name: text for name, text in signs.items() if text}
+
+
+def _one_question(problems: Sequence[Problem]) -> str | None:
+    count = Counter(problem.question.strip() for problem in problems)
+    question, times = max(count.items(), key=lambda item: item[1], default=("", 0))
+    if len(problems) < ENOUGH_ROWS or times < MOST_OF_THEM * len(problems):
+        return None
+    return f"{times} of {len(problems)} problems are the same one: {one_line(question, 60)}"
+
+
+def _stated(problems: Sequence[Problem]) -> str | None:
+    ends = [problem for problem in problems if _last_number(problem.question) == problem.answer.strip()]
+    if len(problems) < ENOUGH_ROWS or len(ends) < NEARLY_EVERY * len(problems):
+        return None
+    return f"{len(ends)} of {len(problems)} questions end in their answer, such as: …{one_line(ends[0].question[-60:], 60)}"
+
+
+def _other_golds(problems: Sequence[Problem]) -> str | None:
+    rows = [
+        p for p in problems if _last_number(p.answer) == p.answer.strip() and _last_number(p.solution or "")
+    ]
+    other = [p for p in rows if _last_number(p.solution or "") != p.answer.strip()]
+    if len(rows) < ENOUGH_ROWS or len(other) < (1 - HARDLY_ANY) * len(rows):
+        return None
+    one = other[0]
+    return (
+        f"{len(other)} of {len(rows)} worked solutions end in another number, such as {_last_number(one.solution or '')} "
+        f"where the gold answer is {one.answer.strip()}"
+    )
+
+
+def _last_number(text: str) -> str:
+    """Return the last number of a text without separators; empty where there is none."""
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return numbers[-1].replace(",", "") if numbers else ""
+
+
+def _other_column(problems: Sequence[Problem]) -> str | None:
+    """Return the sign that questions come from another column; None where there is none."""
     if len(problems) < 4:
         return None
     golds: dict[str, set[str]] = {}

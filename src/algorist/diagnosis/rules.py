@@ -12,7 +12,7 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis.course import rises
+from algorist.diagnosis.course import HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, rises  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 

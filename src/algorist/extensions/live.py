@@ -50,7 +50,7 @@ class LiveWarnings(Extension):
 def start_findings(run: Any) -> list[Finding]:
     """Apply the rules that need no step to the model, tokenizer and problems of a run."""
     from algorist.data.problems import prompts_beyond
-    from algorist.diagnosis.course import odd_text
+    from algorist.diagnosis.course import odd_data
     from algorist.diagnosis.rule import Facts, apply
     from algorist.diagnosis.rules import all_rules
     from algorist.diagnosis.settings import Settings
@@ -60,7 +60,7 @@ def start_findings(run: Any) -> list[Finding]:
 
     plan, recipe, policy, train, sft = run.plan, run.recipe, run.policy, run.train, run.sft
     context = context_of(policy.model)
-    facts: dict[str, Any] = {"context": context, "looked_at": len(train), "odd_questions": odd_text(train)}
+    facts: dict[str, Any] = {"context": context, "looked_at": len(train), "odd_data": odd_data(train)}
     room = context - recipe.grpo.max_completion_tokens if context else 0
     if plan.trains("grpo") and room > 0:
         facts["do_not_fit"] = len(prompts_beyond(room, train, plan.form, policy.tokenizer))

@@ -67,7 +67,7 @@ def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
     prompts, golds, sampled = look.prompts, look.golds, look.sampling
     facts = {**look.tokenization, "do_not_fit": prompts.get("do_not_fit"), "context": prompts.get("context")}
     facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
-    facts |= {"leaked": look.leaked, "odd_questions": prompts.get("odd_questions")}
+    facts |= {"leaked": look.leaked, "odd_data": prompts.get("odd_data") or {}}
     if look.times:
         large = look.speed["token"] + look.speed["head"] > LARGE
         facts |= long_facts(recipe, look.times, laptop=large and not on_gpu(pick_device(recipe.device)))

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from algorist.config.schema import Recipe
 from algorist.data.golds import check_golds
 from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
-from algorist.diagnosis.course import odd_text
+from algorist.diagnosis.course import odd_data
 from algorist.diagnosis.facts import leaked_text
 from algorist.diagnosis.rule import Finding
 from algorist.diagnosis.rules import LONG_S
@@ -226,7 +226,7 @@ class _Inspection:
         result.prompts = prompt_lengths(recipe, data.train, self.policy, form)
         result.golds = gold_coverage(data.train)
         result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
-        result.prompts["odd_questions"] = odd_text(data.train)
+        result.prompts["odd_data"] = odd_data(data.train)
         demos = data.sft if self.sft else ()
         as_written, rendered = (demos, ()) if recipe.sft.source == "prompt_response" else ((), demos)
         result.tokenization = tokenization_facts(self.policy, form, data.train, as_written, rendered)

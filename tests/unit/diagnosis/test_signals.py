@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from algorist.diagnosis.course import odd_text
+from algorist.diagnosis.course import odd_data
 from algorist.diagnosis.diagnose import find_causes, not_explained
 from algorist.diagnosis.rule import Facts
 from algorist.diagnosis.rules import all_rules
@@ -79,8 +79,8 @@ def test_questions_of_another_column_are_seen() -> None:
     def problems(column: str) -> list[Problem]:
         return [Problem(str(n), row[column], str(n + 1), extra=row) for n, row in enumerate(rows)]
 
-    assert odd_text(problems("asked")) is None
-    assert "40 of 40 problems" in (odd_text(problems("topic")) or "")
-    assert "the column asked asks" in (odd_text(problems("code")) or "")
+    assert odd_data(problems("asked")) == {}
+    assert "40 of 40 problems" in odd_data(problems("topic"))["odd_questions"]
+    assert "the column asked asks" in odd_data(problems("code"))["odd_questions"]
     answers = [Problem(str(n), str(n), str(n)) for n in range(9)]
-    assert "the questions are the gold answers" in (odd_text(answers) or "")
+    assert "the questions are the gold answers" in odd_data(answers)["odd_questions"]

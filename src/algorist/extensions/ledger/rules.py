@@ -24,6 +24,18 @@ MUCH_BONUS, MUCH_BETA = 0.1, 1.0
 """Weights of entropy and of KL, in units of advantage per nat, that outweigh rewards; usual are 0.001 and 0.02."""
 RULING = 0.5
 """Share of the gradient of a term beside the rewards' that rules the update."""
+DECIDES, UNRELATED = 0.8, 0.3
+"""Share of the advantages of a reward that decides alone, and an agreement with correctness below which it pays something else."""
+FELL, MOVING_STEPS = -2.0, 5
+"""Standard errors by which an accuracy has fallen from the first to the last window; steps with a gradient that say enough."""
+FOLLOWS = 0.5
+"""Share of the rewards' agreement with correctness that advantages keep. Healthy ones keep nearly all."""
+CHANGED = 0.25
+"""Share of the advantages' size that comes from a plugin and is no small correction."""
+STILL = 1e-6
+"""Length of a step, of the weights' length, that teaches nothing: Adam's are 1e-5 (a rate of 1e-7) to 1e-2."""
+ADAPTIVE = ("adam", "lion", "adafactor", "muon", "apollo", "galore", "lomo")
+"""Optimizers whose step is as long as the rate, however small the gradient."""
 
 
 def medians(f: Facts, prefix: str) -> dict[str, float]:
@@ -84,7 +96,7 @@ def reward_shares(f: Facts) -> dict[str, float]:
 
 @fact("agreement with correctness: {}")
 def agreements(f: Facts) -> dict[str, float]:
-    return medians(f, "correct/")
+    return {name: round(value, 2) for name, value in medians(f, "correct/").items()}
 
 
 @fact("shares of the gradient: {}")
@@ -128,6 +140,45 @@ def correct_is_drowned(f: Facts) -> bool:
     if agrees is None or not shares:
         return weights[name] < DROWNED * max(abs(v) for other, v in weights.items() if other != name)
     return abs(agrees) < ALIGNED and shares.get(name, 0.0) < DROWNED and not rises(f)
+
+
+def reward_pays_others(f: Facts) -> bool:
+    """Return whether a reward that is not correctness decides alone and has nothing to do with it."""
+    share = f["reward_shares"].get(f["larger_reward"], 0.0)
+    agrees = f["agreements"].get("reward", 1.0)
+    return share >= DECIDES and abs(agrees) < UNRELATED and not (f["taught"] or rises(f))
+
+
+def advantage_disagrees(f: Facts) -> bool:
+    """Return whether an advantage of the user's own loses what the rewards say."""
+    agree = f["agreements"]
+    reward, advantage = agree["reward"], agree["advantage"]
+    lost = reward >= FOLLOWS and TURNED < advantage < FOLLOWS * reward
+    return ":" in str(f["grpo.advantage"]) and lost and not rises(f)
+
+
+def plugin_moves_advantages(f: Facts) -> bool:
+    changed = f["ledger/added"] >= CHANGED and f["accuracy_rise"] <= 0
+    return bool(f.settings.get("plugins")) and changed and not f["taught"]
+
+
+def own_loss_breaks(f: Facts) -> bool:
+    return ":" in str(f.settings.get("grpo.loss.name")) and f["accuracy_rise"] <= FELL
+
+
+def optimizer_hardly_moves(f: Facts) -> bool:
+    adaptive = any(name in f["optimizer"] for name in ADAPTIVE)
+    return not adaptive and f["step_length"] < STILL and f["steps_with_gradient"] >= MOVING_STEPS
+
+
+@fact("optimizer {}")
+def optimizer(f: Facts) -> str:
+    return str(f.settings.get(f"{f.stage}.optim") or "adamw_torch")
+
+
+@fact("a step is {:.1e} of the weights' length")
+def step_length(f: Facts) -> float | None:
+    return medians(f, "step/").get("length")
 
 
 def advantage_turned(f: Facts) -> bool:

@@ -16,7 +16,15 @@ from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
 from algorist.report.build import build_overlay
-from algorist.runs.seeds import lines_of_seeds, recipes_of_seeds, summarise_seeds
+from algorist.report.seeds import (
+    line_of_proof,
+    lines_of_seeds,
+    proof,
+    proof_of,
+    read_seeds,
+    recipes_of_seeds,
+    summarise_seeds,
+)
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import MetricsWriter
 from tests.unit.evaluation.test_compare import make_samples, write
@@ -109,6 +117,73 @@ def test_one_and_two_seeds_say_what_they_cannot(tmp_path: Path) -> None:
     assert "two seeds say little" in make_runs(tmp_path / "two", 2)[1][-1]
     with pytest.raises(ConfigError, match="--seeds is 0"):
         recipes_of_seeds(load_recipe("smoke-cpu", []).recipe, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", (3, False)), ("until-sure", (8, True)), ("until-sure=5", (5, True))]
+)
+def test_what_seeds_takes(text: str, expected: tuple[int, bool]) -> None:
+    assert read_seeds(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("many", "expected a number such as 3, until-sure or until-sure=8"),
+        ("until-sure=2", "takes 3 seeds or more; expected until-sure=3"),
+        ("sure=4", "--seeds is 'sure=4'"),
+        ("until-sure=x", "until-sure=8"),
+    ],
+)
+def test_other_words_for_seeds_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_seeds(text)
+
+
+def test_a_gain_is_proven_over_seeds_and_over_problems(tmp_path: Path) -> None:
+    """+20 points in each of three seeds on 100 problems are proven; four problems, or seeds that disagree, are not."""
+    draw = np.random.default_rng(0)
+
+    def gains(of_seeds: list[float], problems: int) -> Any:
+        return [draw.permutation(np.arange(problems) < gain * problems).astype(float) for gain in of_seeds]
+
+    assert proof_of(gains([0.2, 0.21, 0.22], 100), 8)["sure"]
+    assert not proof_of(gains([0.2, 0.21], 100), 8)["sure"]
+    few = proof_of([[0.0, 0.0, 0.0, 1.0]] * 3, 8)
+    assert not few["sure"] and few["p_seeds"] < 1e-6 < few["level"] < few["p_problems"]
+    apart = proof_of(gains([0.05, 0.4, 0.1], 400), 8)
+    assert not apart["sure"] and apart["p_problems"] < apart["level"] < apart["p_seeds"]
+    seen = proof(make_runs(tmp_path, 3)[0], 3)
+    assert seen["gain"] == pytest.approx(0.55)  # of 20 problems, (10 + 12 + 17 − 3 · 2) / 60
+    assert line_of_proof(seen, 3, 3).startswith("3 of at most 3 seeds: +55.0 points, p = 0.034 over seeds")
+
+
+@pytest.mark.parametrize(("of_seeds", "of_problems"), [(0.03, 0.0), (0.0, 0.15), (0.02, 0.1)])
+def test_what_gains_nothing_is_proven_in_less_than_a_twentieth(of_seeds: float, of_problems: float) -> None:
+    """1,000 null experiments of up to five seeds: gains differ by seed, by problem, or both, and are nothing on average."""
+    draw = np.random.default_rng(1)
+    proven = 0
+    for _ in range(1000):
+        mean = draw.normal(0, of_seeds, (5, 1)) + draw.normal(0, of_problems, (1, 40))
+        right = draw.random((2, 5, 40)) < np.stack([np.full((5, 40), 0.4), (0.4 + mean).clip(0, 1)])
+        gains = right[1].astype(float) - right[0]
+        proven += any(proof_of(gains[:seeds], 5)["sure"] for seeds in (3, 4, 5))
+    assert proven <= 50
+
+
+@pytest.mark.slow
+def test_seeds_until_sure_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is learned in two steps: the third seed is the last, and the words say that nothing is proven."""
+    words = ["run", "smoke-cpu", f"output_dir={tmp_path}", "eval.baseline=true", "--seeds", "until-sure=3"]
+    monkeypatch.setattr(sys, "argv", ["algorist", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert not ended.value.code and "1 of at most 3 seeds" in told.out + told.err
+    seen = json.loads((tmp_path / "smoke-cpu-seeds.json").read_text())
+    assert len(seen["runs"]) == 3 and not seen["proof"]["sure"] and seen["proof"]["most"] == 3
 
 
 @pytest.mark.slow
