@@ -68,7 +68,7 @@ test: $(DEV)
 	@echo "left out: slow (run it with: make test-all)"
 
 test-all: $(DEV)
-	$(PYTEST) -n 3 -m "$(ELSEWHERE)"
+	$(PYTEST) -n 3 -m "$(ELSEWHERE)" --durations=60 --durations-min=5
 	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network) and make test-cuda-host"
 
 TESTS ?= tests packages/grader/tests

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from algorist.diagnosis.course import rises
+from algorist.diagnosis.course import RISEN, rises
 from algorist.diagnosis.rule import Changes, Facts, Share, Unknown, fact, rules_of
 from algorist.diagnosis.signals import middle
 
@@ -146,15 +146,20 @@ def reward_pays_others(f: Facts) -> bool:
     """Return whether a reward that is not correctness decides alone and has nothing to do with it."""
     share = f["reward_shares"].get(f["larger_reward"], 0.0)
     agrees = f["agreements"].get("reward", 1.0)
-    return share >= DECIDES and abs(agrees) < UNRELATED and not (f["taught"] or rises(f))
+    paid = f["reward_weights"].get(f.get("grading_reward"), 0.0) > 0  # else ``correct_is_drowned``
+    return (
+        share >= DECIDES
+        and abs(agrees) < UNRELATED
+        and f["accuracy_rise"] < RISEN
+        and not (paid or f["taught"])
+    )
 
 
 def advantage_disagrees(f: Facts) -> bool:
     """Return whether an advantage of the user's own loses what the rewards say."""
-    agree = f["agreements"]
-    reward, advantage = agree["reward"], agree["advantage"]
+    reward, advantage = (f["agreements"].get(name, 0.0) for name in ("reward", "advantage"))
     lost = reward >= FOLLOWS and TURNED < advantage < FOLLOWS * reward
-    return ":" in str(f["grpo.advantage"]) and lost and not rises(f)
+    return ":" in str(f["grpo.advantage"]) and lost and f["accuracy_rise"] < RISEN
 
 
 def plugin_moves_advantages(f: Facts) -> bool:
