@@ -52,6 +52,8 @@ def test_a_ruinous_run_and_a_reward_that_is_noise_are_not_trained(
     assert noise["verdict"] == "do not train this" and "rewards pay for something else" in noise["why"]
     assert "pay for something else" not in plain["why"] and "too large" not in plain["why"]
     assert noise["measured"]["agree"] < 0.2
+    short = forecast("grpo.max_steps=2")["measured"]
+    assert (short["tried"], short["steps"]) == (2, 2)
 
 
 def test_preflight_has_a_line_of_it(verb: Verb, lines: list[str]) -> None:

@@ -109,7 +109,7 @@ class _Trial(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.seconds.append(time.perf_counter() - self.began)
-        control.should_training_stop = state.global_step >= self.most or time.monotonic() > self.until
+        control.should_training_stop |= state.global_step >= self.most or time.monotonic() > self.until
 
     def on_rollouts(self, step: int, groups: Sequence[Group], advantages_PG: torch.Tensor) -> None:
         right = np.concatenate([right_of(group) for group in groups])
