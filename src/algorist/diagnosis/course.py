@@ -104,7 +104,7 @@ def matcher(f: Facts) -> str:
 
 @fact("{}", "odd_data")
 def _data_of(f: Facts) -> dict[str, str]:
-    """Return what is odd in a run's problems: in its training data where that is a local file, and in its rollouts."""
+    """Collect the oddities of a run's problems: of its training data where that is a local file, and of its rollouts."""
     run = f.signals.run
     if run is None:
         return {}
@@ -142,7 +142,7 @@ def _local_problems(f: Facts, run: Path) -> list[Problem]:
 
 
 def odd_data(problems: Sequence[Problem]) -> dict[str, str]:
-    """Return what is odd in problems, by the fact that says it."""
+    """Collect the oddities of problems, by the fact that says them."""
     signs = {
         "odd_questions": _other_column(problems),
         "one_question": _one_question(problems),

@@ -77,7 +77,7 @@ def forecast(
         table: Further finished runs to learn from: rows that --add wrote.
         add: Append the run, which is finished, with its gain as a row to this table (JSONL).
 
-    Example: algorist forecast quickstart --model runs/quickstart/sft/final · Next: algorist run RECIPE, or the line that it names
+    Example: algorist forecast quickstart --model runs/quickstart/sft/final · Next: algorist run quickstart
     """
     loaded, start = _what(recipe, overrides, model)
     display = TerminalDisplay(stderr=as_json)
