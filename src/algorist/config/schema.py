@@ -339,7 +339,7 @@ class GRPOSection(OptimSection):
     group_size: int = Field(8, ge=1)
     """Completions per problem (G)."""
     batch_size: int = Field(16, ge=1)
-    """Completions per device and micro-batch; small ones (1,024 tokens) are computed together."""
+    """Completions per device and accumulated batch; memory decides how many are computed together."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Micro-batches per optimiser step; completions per step = batch_size × gradient_accumulation_steps × processes."""
     processes: int = Field(1, ge=1)
