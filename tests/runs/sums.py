@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def sums(path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int = 0) -> Path:
-    """Write sums as JSONL; a careless solution is off by one, ``shift`` makes every gold answer wrong."""
+    """Write sums as JSONL; a careless solution is off by one, ``shift`` makes every gold answer and its solution wrong."""
     rng, rows = random.Random(seed), []
     for _ in range(count):
         a, b = rng.randint(1, 6), rng.randint(1, 6)
@@ -29,7 +29,7 @@ def sums(path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int
             {
                 "question": f"{a} + {b} = ?",
                 "answer": str(a + b + shift),
-                "solution": f"{a} + {b} = {a + b + slip}",
+                "solution": f"{a} + {b} = {a + b + slip + shift}",
             }
         )
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
