@@ -114,3 +114,19 @@ def test_preflight_audits_rewards_of_the_users_own(verb: Any, tmp_path: Path) ->
     assert "reward short" in out and "algorist rewards audit" in out
     _, out, _ = verb(*words[:-1])
     assert "rewards audit" not in out
+
+
+def test_a_reward_whose_process_always_ends_is_a_finding(verb: Any, tmp_path: Path) -> None:
+    """Only what calls it again, turned or alone, ended it for good, and with it the audit and preflight."""
+    file = tmp_path / "gone.py"
+    file.write_text(
+        "import os\n\n\ndef gone(completions, **_):\n"
+        "    if any('answer' in text for text in completions):\n        os._exit(3)\n"
+        "    return [0.0 for _ in completions]\n"
+    )
+    ends = [f for f in audit(f"{file}:gone", "--problems", "8")["findings"] if f["name"] == "ends"]
+    assert ends and "ended its process 3 times in a row" in ends[0]["text"]
+    words = (f"rewards=[correct, {{name: '{file}:gone', weight: 0.1}}]", "--minutes", "0", "--no-trial")
+    code, out, err = verb("preflight", "smoke-cpu", *words, "--json")
+    assert code == 0, err
+    assert any("3 times in a row" in fault for fault in json.loads(out)["audit"]["gone"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,10 +10,11 @@ from statistics import fmean
 from algorist.declared import registered
 from algorist.diagnosis.facts import share, window
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
-from algorist.diagnosis.signals import ends, middle, pooled, stop_strings, z_score
+from algorist.diagnosis.signals import ends, middle, pooled, same_number, stop_strings, z_score
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
+from algorist_grader.extract import last_number
 
 RISEN = 2.0
 """Standard errors from the first to the last window from which on an accuracy has risen."""
@@ -92,8 +92,8 @@ def misjudged(f: Facts) -> Share:
     return share(window(f), "same_number_wrong", "same_number")
 
 
-@fact("{} completions have the number of the gold answer")
-def same_number(f: Facts) -> int:
+@fact("{} completions have the number of the gold answer", "same_number")
+def _same_number(f: Facts) -> int:
     return sum(b.same_number for b in window(f))
 
 
@@ -161,30 +161,25 @@ def _one_question(problems: Sequence[Problem]) -> str | None:
 
 
 def _stated(problems: Sequence[Problem]) -> str | None:
-    ends = [problem for problem in problems if _last_number(problem.question) == problem.answer.strip()]
-    if len(problems) < ENOUGH_ROWS or len(ends) < NEARLY_EVERY * len(problems):
+    stated = [problem for problem in problems if same_number(last_number(problem.question), problem.answer)]
+    if len(problems) < ENOUGH_ROWS or len(stated) < NEARLY_EVERY * len(problems):
         return None
-    return f"{len(ends)} of {len(problems)} questions end in their answer, such as: …{one_line(ends[0].question[-60:], 60)}"
+    return f"{len(stated)} of {len(problems)} questions end in their answer, such as: …{one_line(stated[0].question[-60:], 60)}"
 
 
 def _other_golds(problems: Sequence[Problem]) -> str | None:
-    rows = [
-        p for p in problems if _last_number(p.answer) == p.answer.strip() and _last_number(p.solution or "")
+    finals = [
+        (p, last_number(p.solution)) for p in problems if p.solution and same_number(p.answer, p.answer)
     ]
-    other = [p for p in rows if _last_number(p.solution or "") != p.answer.strip()]
+    rows = [(problem, number) for problem, number in finals if number is not None]
+    other = [(problem, number) for problem, number in rows if not same_number(number, problem.answer)]
     if len(rows) < ENOUGH_ROWS or len(other) < (1 - HARDLY_ANY) * len(rows):
         return None
-    one = other[0]
+    problem, number = other[0]
     return (
-        f"{len(other)} of {len(rows)} worked solutions end in another number, such as {_last_number(one.solution or '')} "
-        f"where the gold answer is {one.answer.strip()}"
+        f"{len(other)} of {len(rows)} worked solutions end in another number, such as {number} where the gold answer is "
+        f"{one_line(problem.answer, 20)}"
     )
-
-
-def _last_number(text: str) -> str:
-    """Return the last number of a text without separators; empty where there is none."""
-    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-    return numbers[-1].replace(",", "") if numbers else ""
 
 
 def _other_column(problems: Sequence[Problem]) -> str | None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.diagnosis.course import rises
+from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, Facts, Finding, Rule, Share, apply
-from algorist.diagnosis.rules import MOVING_STEPS, all_rules
+from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import (
     MIN_GROUPS,

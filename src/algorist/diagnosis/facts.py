@@ -30,6 +30,8 @@ from algorist.types import Problem
 
 ENOUGH = 64
 """Completions that say enough in a single step; in two steps a quarter of them does."""
+MOVING_STEPS = 5
+"""Steps with a gradient that must have been taken before a policy can be said not to move."""
 REWARD_RISES = 4.0
 """Standard errors from which on a reward rises: less may be chance, and hides no fall of the accuracy."""
 ENOUGH_ENDED = 12

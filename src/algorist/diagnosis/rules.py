@@ -13,6 +13,7 @@ from typing import Any
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
 from algorist.diagnosis.course import HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, rises  # noqa: F401 (of rules.yaml)
+from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 
@@ -52,8 +53,6 @@ LEAST_KL = 1e-6
 """KL per token (nats) to the start below which completions are sampled as if nothing had happened."""
 LEAST_RELATIVE = 1e-6
 """|end − start| / |start| of the weights below which float32 arithmetic itself is of the same size."""
-MOVING_STEPS = 5
-"""Steps with a gradient that must have been taken before a policy can be said not to move."""
 KL_STEPS = 20
 """Steps at half the peak rate or more before the KL says that the policy does not move."""
 SURE = 6.0

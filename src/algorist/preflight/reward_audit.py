@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from statistics import fmean, median
@@ -133,7 +134,7 @@ def audit_rewards(
         try:
             scored = tried.pay(groups)
         except RewardError as error:
-            findings.append(Finding("total", "fault", "ends", str(error), "Correct the function first."))
+            findings.append(_ends("total", error))
             break
         for name in names:
             paid = pays[name][kind] = Paid(
@@ -144,16 +145,23 @@ def audit_rewards(
             for group in scored:
                 paid.values[group.problem.id] = [_value(rollout, name) for rollout in group.rollouts]
                 paid.texts[group.problem.id] = [rollout.text for rollout in group.rollouts]
-    golds = {p.id: p.answer for p in problems}
+    golds, ended = {p.id: p.answer for p in problems}, bool(findings)
     for reward in tried:
         if pays[reward.name]:
-            findings += behaviour(reward, problems, probes)
+            try:
+                findings += [] if ended else behaviour(reward, problems, probes)
+            except RewardError as error:
+                findings.append(_ends(reward.name, error))
             findings += judge(
                 reward.name, pays[reward.name], golds, first_failure=reward.first_failure, high=reward.high
             )
     if len(rewards) > 1 and pays["total"]:
         findings += judge("total", pays["total"], golds)
     return Audit(len(problems), pays, sorted(findings, key=lambda f: f.level))
+
+
+def _ends(name: str, error: RewardError) -> Finding:
+    return Finding(name, "fault", "ends", str(error), "Correct the function first.")
 
 
 def audit_own(
@@ -165,7 +173,7 @@ def audit_own(
         Name of a reward → its faults in words, with the share of problems.
     """
     own = RewardSet(
-        replace(r, failures=0, first_failure="")
+        replace(r, function=copy(r.function), failures=0, first_failure="")  # whose counts are not the run's
         for r in rewards
         if isinstance(r.function, UserFunction) and r.weight
     )
@@ -177,7 +185,7 @@ def audit_own(
         name: [
             f.text + (f" ({f.share.value:.0%} of problems)" if f.share else "")
             for f in faults
-            if f.reward == name or f.name == "ends"
+            if f.reward == name or (f.reward, f.name) == ("total", "ends")
         ]
         for name in own.names
     }

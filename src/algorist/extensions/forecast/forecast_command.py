@@ -162,6 +162,7 @@ def _points(value: float) -> str:
 
 
 def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
+    from algorist.diagnosis.rule import Share
     from algorist.evaluation.estimators import share_interval
     from algorist.extensions.forecast.fit import pass_rates
 
@@ -170,17 +171,17 @@ def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
     yield (
         "before",
         f"{len(m['right'])} held-out problems × {m['samples']}: pass@1 {once.text()}, pass@{m['samples']} "
-        f"{100 * pass_rates(m)[1]:.1f} %; {m['unread']:.0%} unreadable, {m['truncated']:.0%} cut off",
+        f"{100 * pass_rates(m)[1]:.1f} %; {Share(m['unread'])} unreadable, {Share(m['truncated'])} cut off",
     )
     yield (
         "trial",
-        f"{m['tried']} of {m['steps']} steps: {m['useful']:.0%} of the groups useful; correlation of advantage and correctness "
+        f"{m['tried']} of {m['steps']} steps: {Share(m['useful'])} of the groups useful; correlation of advantage and correctness "
         f"{m['agree']:.2f}; pass@1 {_points(m['shift'])} points by importance weights; drift {m['drift'] / m['tokens']:.3f} nats a token",
     )
-    low, high = _points(f.gain["low"]), _points(f.gain["high"])
+    value, low, high = (_points(f.gain[key]) for key in ("value", "low", "high"))
     yield (
         "expected gain",
-        f"{_points(f.gain['value'])} points [{low}, {high}] of pass@1 in {m['steps']} steps (90 %); losing a point: {f.gain['loss']:.0%}",
+        f"{value} points [{low}, {high}] of pass@1 in {m['steps']} steps (90 %); losing a point: {Share(f.gain['loss'])}",
     )
     yield "plateau", f"about {_points(f.gain['plateau'])} points"
     yield (
@@ -192,11 +193,11 @@ def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
         yield "happened", f"{value} points [{low}, {high}] (95 %); added to the table"
     for place, one in enumerate(f.similar):
         value, low, high = map(_points, one["gain"])
-        text = f"{one['name']}: from {one['start']:.0%} by {value} points [{low}, {high}]"
+        text = f"{one['name']}: from {Share(one['start'])} by {value} points [{low}, {high}]"
         yield "" if place else "similar runs", text
     yield (
         "errors",
-        f"fitted to {errors['fitted']} runs, on {errors['sealed']} sealed: {errors['covered']:.0%} of the intervals held, "
+        f"fitted to {errors['fitted']} runs, on {errors['sealed']} sealed: {Share(errors['covered'])} of the intervals held, "
         f"off by {100 * errors['off']:.1f} points (median); warned of {errors['warned']} of {errors['lost']} that lost, "
         f"of {errors['alarms']} of {errors['healthy']} that gained",
     )

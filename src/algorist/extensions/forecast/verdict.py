@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from algorist.diagnosis.rule import Share
 from algorist.extensions.forecast.fit import Fitted, Gain, Row, features, pass_rates
 
 TRAIN, SFT, TEACHER, DO_NOT = "train", "SFT first", "a teacher pays more", "do not train this"
@@ -77,19 +78,18 @@ def errors_of(rows: Sequence[Row]) -> Errors:
 def verdict(row: Row, gain: Gain) -> tuple[str, str]:
     """Return the advice in words, and its reason."""
     any_of_k = pass_rates(row)[1]
-    k, follows = row["samples"], row["teacher"] or row["agree"] >= FOLLOWS
     both = ", and the interval leaves gain and loss open" if gain.low < 0 < gain.high else ""
     points = f"{100 * gain.value:+.1f} points are expected{both}"
     drift = row["drift"] / row["tokens"]
-    rarely = f"only {any_of_k:.0%} of the problems are right in one of {k} samples; {points}"
+    rarely = f"only {Share(any_of_k)} of the problems are right in one of {row['samples']} samples; {points}"
     if drift > (FAR if gain.value < WORTH else RUIN):
         return (
             DO_NOT,
             f"{row['tried']} steps make a sampled token {drift:.2f} nats less likely: the rate is too large, try a fifth of it",
         )
     if row["unread"] > UNREAD and any_of_k < RARELY:
-        return SFT, f"{row['unread']:.0%} of the completions have no answer that can be read"
-    if not follows and any_of_k >= NEVER:
+        return SFT, f"{Share(row['unread'])} of the completions have no answer that can be read"
+    if not row["teacher"] and row["agree"] < FOLLOWS and any_of_k >= NEVER:
         return (
             DO_NOT,
             f"advantages hardly follow correctness (correlation {row['agree']:.2f}): the rewards pay for something else: algorist rewards audit",
@@ -108,8 +108,7 @@ def verdict(row: Row, gain: Gain) -> tuple[str, str]:
 
 def steps_to_most(row: Row) -> int:
     """Return the step at which nine tenths of the run's own trend are reached, at an even rate."""
-    whole = features(row)[0]
-    steps = int(row["steps"])
+    whole, steps = features(row)[0], int(row["steps"])
     for step in range(1, steps):
         if abs(features(row, work=row["work"] * step / steps)[0]) >= MOST_OF_IT * abs(whole):
             return step

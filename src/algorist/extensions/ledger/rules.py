@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.diagnosis.course import RISEN, rises
+from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import Changes, Facts, Share, Unknown, fact, rules_of
 from algorist.diagnosis.signals import middle
 
@@ -26,8 +27,8 @@ RULING = 0.5
 """Share of the gradient of a term beside the rewards' that rules the update."""
 DECIDES, UNRELATED = 0.8, 0.3
 """Share of the advantages of a reward that decides alone, and an agreement with correctness below which it pays something else."""
-FELL, MOVING_STEPS = -2.0, 5
-"""Standard errors by which an accuracy has fallen from the first to the last window; steps with a gradient that say enough."""
+FELL = -2.0
+"""Standard errors by which an accuracy has fallen from the first to the last window."""
 FOLLOWS = 0.5
 """Share of the rewards' agreement with correctness that advantages keep. Healthy ones keep nearly all."""
 CHANGED = 0.25
