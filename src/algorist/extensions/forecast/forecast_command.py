@@ -186,7 +186,7 @@ def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
     yield "plateau", f"about {_points(f.gain['plateau'])} points"
     yield (
         "time",
-        f"{duration(f.time['seconds'])} for all steps; nine tenths of the gain after {f.time['most_after']}",
+        f"{duration(f.time['seconds'])} for all steps; nine tenths of the gain after step {f.time['most_after']}",
     )
     if f.happened:
         value, low, high = map(_points, f.happened)
