@@ -9,6 +9,7 @@ import transformers as hf
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from algorist.rollouts.native.families import describe, read_rotation
 from tests.unit.rollouts.rollout_models import FAMILIES, build, model_of
 
 
@@ -36,28 +37,28 @@ def test_forward_takes_what_we_pass() -> None:
         } <= names
 
 
+BEFORE = {"input", "pre_feedforward"}
+AFTER = {"post_attention", "post_feedforward"}
+
+
 def test_decoder_attributes() -> None:
     for family, (_, _, _, covered) in FAMILIES.items():
         if not covered:
             continue
-        model = model_of(family)
-        rotary = model.model.rotary_emb
-        assert isinstance(rotary.rope_type, str) and rotary.inv_freq.dim() == 1
-        assert isinstance(rotary.attention_scaling, (int, float))
-        layer = model.model.layers[0]
-        assert layer.self_attn.scaling == layer.self_attn.head_dim**-0.5
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            assert getattr(layer, name).weight.dim() == 1
-        assert set(dict(layer.named_children())) == {
-            "self_attn",
-            "mlp",
-            "input_layernorm",
-            "post_attention_layernorm",
-        }
-        expected = {"q_proj", "k_proj", "v_proj", "o_proj"} | (
-            {"q_norm", "k_norm"} if "qwen3" in family else set()
-        )
-        assert set(dict(layer.self_attn.named_children())) == expected
+        description = describe(model_of(family))
+        rotary = description.decoder.rotary_emb
+        assert isinstance(rotary.rope_type, (str, dict))
+        for kind in description.rotations:
+            assert read_rotation(description, kind).frequency.shape == (description.head_dim // 2,)
+        for layer in description.decoder.layers:
+            assert isinstance(layer.self_attn.scaling, float)
+            norms = {f"{name}_layernorm" for name in BEFORE | AFTER}
+            names = {name for name, _ in layer.named_children() if "dropout" not in name}
+            assert names - norms == {"self_attn", "mlp"} and len(names & norms) in (2, 4)
+            assert all(getattr(layer, name).weight.dim() == 1 for name in names & norms)
+            inputs = {"qkv_proj"} if family == "phi4_mini" else {"q_proj", "k_proj", "v_proj"}
+            rest = set(dict(layer.self_attn.named_children())) - inputs
+            assert rest in ({"o_proj"}, {"o_proj", "q_norm", "k_norm"})
 
 
 def test_sliding_window_of_mistral_lies_in_its_config() -> None:

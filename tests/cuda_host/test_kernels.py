@@ -41,8 +41,8 @@ def state(heads: int, kv: int, dim: int, group: int, dtype: torch.dtype, slots: 
     return StepState(
         keys=cache(slots, 512), values=cache(slots, 512), prompt_keys=cache(places, 256), prompt_values=cache(places, 256),
         position=numbers(slots), length=numbers(slots), place=numbers(slots), prompt_length=numbers(places),
-        member=numbers(places, group), member_of=numbers(slots), rotation=torch.zeros(769, dim // 2, 2, device="cuda"),
-        query_scale=0.1, eps=1e-6, interleaved=False,
+        member=numbers(places, group), member_of=numbers(slots), rotation=[torch.zeros(769, dim // 2, 2, device="cuda")],
+        window=[0], query_scale=0.1, eps=1e-6,
     )  # fmt: skip
 
 

@@ -38,6 +38,14 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+BY_POSITION = {"original_max_position_embeddings": 224, "llama_4_scaling_beta": 0.1}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.2, 2.0],
+    "long_factor": [2.0, 3.0, 4.0],
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 # name: (model class, config class, changes to SHAPE, does the hand-written decoder cover it?)
@@ -55,17 +63,69 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any], bool]] = {
     "qwen3_yarn": (hf.Qwen3ForCausalLM, hf.Qwen3Config, {"head_dim": 16, "rope_parameters": YARN}, True),
     "mistral": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": None}, True),
     "gemma": (hf.GemmaForCausalLM, hf.GemmaConfig, {"head_dim": 16}, True),
-    "llama_dynamic_rope": (hf.LlamaForCausalLM, hf.LlamaConfig, {"rope_parameters": DYNAMIC}, False),
-    "mistral_window": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": 8}, False),
-    "gemma2": (
-        hf.Gemma2ForCausalLM,
-        hf.Gemma2Config,
-        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
-        False,
+    "mistral_window": (hf.MistralForCausalLM, hf.MistralConfig, {"sliding_window": 8}, True),
+    "ministral": (
+        hf.MinistralForCausalLM,
+        hf.MinistralConfig,
+        {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        True,
+    ),
+    "ministral3": (
+        hf.Ministral3ForCausalLM,
+        hf.Ministral3Config,
+        {"head_dim": 16, "rope_parameters": {**YARN, **BY_POSITION}},
+        True,
     ),
     "gemma3": (
         hf.Gemma3ForCausalLM,
         hf.Gemma3TextConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        True,
+    ),
+    "smollm3": (hf.SmolLM3ForCausalLM, hf.SmolLM3Config, {"no_rope_layers": [1, 0]}, True),
+    "olmo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config, {}, True),
+    "olmo3": (
+        hf.Olmo3ForCausalLM,
+        hf.Olmo3Config,
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+        },
+        True,
+    ),
+    "exaone4": (
+        hf.Exaone4ForCausalLM,
+        hf.Exaone4Config,
+        {"sliding_window": 8, "sliding_window_pattern": 2},
+        True,
+    ),
+    "granite": (
+        hf.GraniteForCausalLM,
+        hf.GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 1.5,
+        },
+        True,
+    ),
+    "phi4_mini": (
+        hf.Phi3ForCausalLM,
+        hf.Phi3Config,
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 224},
+        True,
+    ),
+    "llama_dynamic_rope": (hf.LlamaForCausalLM, hf.LlamaConfig, {"rope_parameters": DYNAMIC}, False),
+    "gemma2": (
+        hf.Gemma2ForCausalLM,
+        hf.Gemma2Config,
         {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
         False,
     ),
@@ -89,6 +149,7 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any], bool]] = {
         False,
     ),
 }
+NEWER = ["gemma3", "smollm3", "olmo3", "exaone4", "granite", "phi4_mini", "ministral", "ministral3"]
 COVERED = [name for name, entry in FAMILIES.items() if entry[3]]
 
 

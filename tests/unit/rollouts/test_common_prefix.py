@@ -66,8 +66,10 @@ def test_it_goes_through_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None
         computed.append(len(tokens))
         return embed(self, tokens)
 
+    engine = NativeEngine(model_of("qwen2"), tier="decoder")
+    engine.tier_for(1)  # compares two short rows, once
     monkeypatch.setattr(Decoder, "_embed", count)
-    NativeEngine(model_of("qwen2"), tier="decoder").generate(PROMPTS, 2, GREEDY)
+    engine.generate(PROMPTS, 2, GREEDY)
     padded = len(PROMPTS) * 30
     assert computed[:2] == [len(SYSTEM), padded]
 

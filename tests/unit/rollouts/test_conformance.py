@@ -24,6 +24,7 @@ from algorist.types import Problem, Turn
 from tests.unit.rollouts.rollout_models import (
     COVERED,
     FAMILIES,
+    NEWER,
     VOCAB,
     build,
     calling,
@@ -81,6 +82,29 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
         torch.testing.assert_close(
             found, fresh_log_probs(model, prompt, group[0].token_ids), atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize("engine", ["decoder", "graph"])
+@pytest.mark.parametrize("family", NEWER)
+def test_greedy_tokens_stay_equal_over_long_completions(family: str, engine: str) -> None:
+    """64 rows of 200 tokens, 25 times as long as the window of those that have one."""
+    prompts = prompts_of()
+    groups = ENGINES[engine](model_of(family)).generate(
+        prompts, 16, SamplingParams(temperature=0.0, max_new_tokens=200)
+    )
+    for prompt, group in zip(prompts, groups, strict=True):
+        tokens = group[0].token_ids
+        assert [c.token_ids for c in group] == [tokens] * 16
+        with torch.no_grad():
+            logs = (
+                model_of(family)(torch.tensor([prompt + tokens]))
+                .logits[0, len(prompt) - 1 : -1]
+                .log_softmax(-1)
+            )
+        assert logs.argmax(-1).tolist() == tokens
+        for completion in group[::15]:
+            found = torch.tensor(completion.log_probs)
+            torch.testing.assert_close(found, logs.max(-1).values, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])

@@ -14,6 +14,7 @@ from algorist.models.products import bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
 from algorist.rollouts.native.decoder_tier import plan_room
 from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
+from algorist.rollouts.native.families import FAMILIES, Family
 from algorist.rollouts.native.kv_cache import KVCache
 from algorist.rollouts.native.weights import why_no_decoder
 from algorist.rollouts.transformers import TransformersEngine
@@ -68,11 +69,15 @@ def test_the_reason_for_the_slower_tier_is_said_once(caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 1 and "Gemma2ForCausalLM is not one of" in caplog.text
 
 
-def test_mistrals_window_counts_only_where_it_is_in_effect() -> None:
-    model = build("mistral_window", sliding_window=40)
-    engine, prompt = NativeEngine(model), prompts_of((12,))[0]
-    for new_tokens, tier in ((28, "decoder"), (40, "module")):
-        assert engine.tier_for(12 + new_tokens).name == tier
+@pytest.mark.parametrize("family", ["ministral3", "phi4_mini"])
+def test_rows_beyond_a_change_with_the_position_take_the_models_own_forward(family: str) -> None:
+    """Scores by position (Ministral 3), frequencies of long rows (Phi-4): both begin at 224 tokens here."""
+    model = build(family)
+    engine, prompt = NativeEngine(model), prompts_of((100,))[0]
+    for new_tokens, tier in ((124, "decoder"), (140, "module")):
+        assert engine.tier_for(100 + new_tokens).name == tier
+        if tier == "module" and family == "phi4_mini":
+            continue  # keys of one set of frequencies meet queries of the other: ``generate`` computes all of them anew
         found = engine.generate([prompt], 1, SamplingParams(temperature=0.0, max_new_tokens=new_tokens))
         assert found[0][0].token_ids == greedy_of_generate(model, prompt, new_tokens)
 
@@ -104,6 +109,39 @@ def test_a_subclass_or_a_foreign_linear_is_not_taken_for_the_original() -> None:
     assert "weights are of type torch.float64" in str(why_no_decoder(build("qwen2", torch.float64)))
 
 
+class Own(hf.LlamaForCausalLM):
+    """A user's class."""
+
+
+def test_a_family_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = Own(model_of("llama").config), prompts_of()
+    model.load_state_dict(model_of("llama").state_dict())
+    assert "Own is not one of" in str(why_no_decoder(model))
+    monkeypatch.setitem(FAMILIES, f"{__name__}.Own", Family())
+    found = NativeEngine(model, tier="decoder").generate(prompts, 1, GREEDY)
+    assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 24) for p in prompts]
+
+
+@pytest.mark.parametrize("tier", ["auto", "decoder"])
+def test_a_model_that_computes_something_else_is_found_out(
+    tier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check at first use: a forward that no description tells, here of one MLP, leaves the model to itself."""
+    model, prompts = build("gemma3"), prompts_of()
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x: -type(mlp).forward(mlp, x)
+    assert why_no_decoder(model) is None
+    engine = NativeEngine(model, tier=tier)
+    if tier == "decoder":
+        with pytest.raises(EngineError, match="from its own forward's; take tier='auto'"):
+            engine.generate(prompts, 1, GREEDY)
+        return
+    with caplog.at_level(logging.INFO, logger="algorist.rollouts"):
+        found = engine.generate(prompts, 1, GREEDY)
+    assert "go through its own forward: the decoder's log-probs are" in caplog.text
+    assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 24) for p in prompts]
+
+
 def test_a_shared_head_padded_beyond_the_vocabulary() -> None:
     model = build("qwen2")
     model.resize_token_embeddings(VOCAB + 24)
@@ -112,10 +150,13 @@ def test_a_shared_head_padded_beyond_the_vocabulary() -> None:
     assert all(len(c.token_ids) == 16 for g in found for c in g)
 
 
-@pytest.mark.parametrize("budget", [60, 90, 150, 400])
-def test_refill_keeps_to_the_budget_and_finishes_every_row(budget: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "budget"),
+    [("qwen3", 60), ("qwen3", 90), ("qwen3", 150), ("qwen3", 400), ("gemma3", 90), ("exaone4", 400)],
+)
+def test_refill_keeps_to_the_budget_and_finishes_every_row(family: str, budget: int) -> None:
     """Rows that end at different times, slots refilled while others run; the longest row spans many shifts."""
-    model, prompts = model_of("qwen3"), prompts_of((5, 12, 9, 1, 17, 3, 8), seed=3)
+    model, prompts = model_of(family), prompts_of((5, 12, 9, 1, 17, 3, 8), seed=3)
     stop = (3, 9, 27, 81)
     params = SamplingParams(max_new_tokens=40, seed=11, stop_token_ids=stop)
     expected = NativeEngine(model, tier="module").generate(prompts, 4, params)

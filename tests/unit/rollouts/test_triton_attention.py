@@ -6,6 +6,7 @@ Without a GPU the kernels run in Triton's interpreter: the same source, one prog
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def a_state(
     kv_heads: int = 2,
     dim: int = 16,
     dtype: torch.dtype = torch.float32,
-    interleaved: bool = False,
+    window: int = 0,
     idle: int = 0,
 ) -> StepState:
     """A cache of random numbers: ``groups[p]`` rows continue the prompt at place p, which has ``prompts[p]`` tokens.
@@ -66,17 +67,11 @@ def a_state(
         "prompt_length": prompt_length,
         "member": member,
         "member_of": member_of,
-        "rotation": torch.stack([angle.cos(), angle.sin()], -1),
+        "rotation": [torch.stack([angle.cos(), angle.sin()], -1)],
     }
     for name, value in made.items():
         made[name] = [t.to(DEVICE) for t in value] if isinstance(value, list) else value.to(DEVICE)
-    return StepState(**made, query_scale=0.3, eps=1e-6, interleaved=interleaved)
-
-
-def clone(state: StepState) -> StepState:
-    names = StepState.__dataclass_fields__
-    values = {n: getattr(state, n) for n in names}
-    return StepState(**{n: [t.clone() for t in v] if isinstance(v, list) else v for n, v in values.items()})
+    return StepState(**made, window=[window], query_scale=0.3, eps=1e-6)
 
 
 def reference(state: StepState, qkv: Tensor, norm: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
@@ -86,14 +81,8 @@ def reference(state: StepState, qkv: Tensor, norm: Tensor | None, heads: int) ->
     qk = x[:, : heads + kv_heads]
     if norm is not None:
         qk = qk / (qk.pow(2).mean(-1, keepdim=True) + state.eps).sqrt() * norm.double()
-    turn = torch.view_as_complex(state.rotation.double()[state.position]).unsqueeze(1)
-    if state.interleaved:
-        qk = torch.view_as_real(torch.view_as_complex(qk.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(
-            -2
-        )
-    else:
-        turned = torch.complex(*qk.chunk(2, -1)) * turn
-        qk = torch.cat([turned.real, turned.imag], -1)
+    turn = torch.view_as_complex(state.rotation[0].double()[state.position]).unsqueeze(1)
+    qk = torch.view_as_real(torch.view_as_complex(qk.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
     dtype = state.keys[0].dtype  # queries and keys are rounded to it, scores are not
     q, k = (t.to(dtype).double() for t in (qk[:, :heads] * state.query_scale, qk[:, heads:]))
     v = x[:, heads + kv_heads :]
@@ -108,6 +97,7 @@ def reference(state: StepState, qkv: Tensor, norm: Tensor | None, heads: int) ->
                 keys = torch.cat([state.prompt_keys[0][place, kv, :size].double(), keys])
                 values = torch.cat([state.prompt_values[0][place, kv, :size].double(), values])
             keys, values = torch.cat([keys, k[slot, kv, None]]), torch.cat([values, v[slot, kv, None]])
+            keys, values = (t[-state.window[0] :] for t in (keys, values))
             out[slot, head] = (keys @ q[slot, head]).softmax(-1) @ values
     return out.flatten(1), k
 
@@ -118,7 +108,7 @@ def check(state: StepState, heads: int, within: float, norm: bool = False) -> No
     weights = torch.rand(heads + kv_heads, dim, device=DEVICE) + 0.5 if norm else None
     expected, new_keys = reference(state, qkv, weights, heads)
     for kind in (TritonAttention, PlainAttention):
-        mine = clone(state)
+        mine = deepcopy(state)
         found = kind(mine, heads).step(0, qkv, weights).double()
         assert found.isfinite().all(), f"{kind.name}: an idle slot must not spread NaN"
         live = state.place >= 0
@@ -149,9 +139,15 @@ def test_sequences_longer_than_one_piece() -> None:
     check(a_state([2, 1], [PIECE + 40, PIECE], [2 * PIECE + 3, PIECE - 1, PIECE], kv_heads=1), 2, 1e-5)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_norms_of_queries_and_keys_and_both_layouts(interleaved: bool) -> None:
-    check(a_state([3, 2], [9, 4], [0, 3, 12], interleaved=interleaved), 4, 1e-5, norm=True)
+def test_norms_of_queries_and_keys() -> None:
+    check(a_state([3, 2], [9, 4], [0, 3, 12]), 4, 1e-5, norm=True)
+
+
+@pytest.mark.parametrize("window", [1, 5, 12, PIECE + 3])
+def test_a_window_hides_what_lies_before_it(window: int) -> None:
+    """In completions and in prompts, within a piece and whole pieces; the rows of a group are of different lengths."""
+    lengths = [0, 3, 2, 30, PIECE + 70, window]
+    check(a_state([4, 2], [2 * PIECE + 9, 4], lengths, kv_heads=1, window=window), 2, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

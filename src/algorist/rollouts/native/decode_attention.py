@@ -23,7 +23,8 @@ class StepState:
     ``keys[l]`` and ``values[l]`` are (S, K, T, D), the prompts' (P, K, T, D). ``position`` (S,) is the place of a
     row's newest token in its sequence, ``length`` (S,) the number of stored tokens of its completion; ``place`` (S,) its prompt's
     place, -1 for an idle slot; ``prompt_length`` (P,) is 0 for an empty place. ``member`` (P, G) lists the slots of each
-    prompt, -1 for none; ``member_of`` (S,) is the slot's place in it, flat. ``rotation`` (T, D / 2, 2) holds cosine and sine.
+    prompt, -1 for none; ``member_of`` (S,) is the slot's place in it, flat. ``rotation[l]`` (T, D / 2, 2) holds cosine and sine of
+    the pairs of a head, ``window[l]`` the number of tokens that are seen, 0 for all.
     """
 
     keys: list[Tensor]
@@ -36,10 +37,10 @@ class StepState:
     prompt_length: Tensor
     member: Tensor
     member_of: Tensor
-    rotation: Tensor
+    rotation: list[Tensor]
+    window: list[int]
     query_scale: float
     eps: float
-    interleaved: bool
 
 
 class DecodeAttention(Protocol):
@@ -78,25 +79,23 @@ class PlainAttention:
     def step(self, index: int, qkv_SND: Tensor, norm_ND: Tensor | None) -> Tensor:
         state, heads = self.state, self.heads
         keys, values = state.keys[index], state.values[index]
-        qk = self._rotated(qkv_SND[:, : heads + self.kv_heads].float(), norm_ND)
+        qk = self._rotated(qkv_SND[:, : heads + self.kv_heads].float(), norm_ND, state.rotation[index])
         q = (qk[:, :heads] * state.query_scale).to(keys.dtype)
         keys[self._slot, :, state.length] = qk[:, heads:].to(keys.dtype)
         values[self._slot, :, state.length] = qkv_SND[:, heads + self.kv_heads :].to(values.dtype)
-        return self._attend(q, keys, values, state.prompt_keys[index], state.prompt_values[index])
+        prompts = state.prompt_keys[index], state.prompt_values[index]
+        return self._attend(q, keys, values, *prompts, state.window[index])
 
-    def _rotated(self, qk: Tensor, norm_ND: Tensor | None) -> Tensor:
+    def _rotated(self, qk: Tensor, norm_ND: Tensor | None, rotation: Tensor) -> Tensor:
         state = self.state
         if norm_ND is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, state.eps) * norm_ND
-        cos, sin = state.rotation.index_select(0, state.position).unsqueeze(1).unbind(-1)
-        if state.interleaved:
-            a, b = qk.unflatten(-1, (-1, 2)).unbind(-1)
-            return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
-        a, b = qk.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        cos, sin = rotation.index_select(0, state.position).unsqueeze(1).unbind(-1)
+        a, b = qk.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
     def _attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, prompt_keys: Tensor, prompt_values: Tensor
+        self, q: Tensor, keys: Tensor, values: Tensor, prompt_keys: Tensor, prompt_values: Tensor, window: int
     ) -> Tensor:
         """One softmax over the prompt and the row's own tokens; a prompt's keys are read once for its group."""
         state, slots, heads, queries, dim = self.state, self.slots, self.kv_heads, self.queries, self.dim
@@ -104,6 +103,8 @@ class PlainAttention:
         size = self._prompt_time.shape[0]
         own = scores(q.view(slots * heads, queries, dim), keys.flatten(0, 1), None)
         unseen = self._time > state.length.unsqueeze(-1)
+        if window:
+            unseen |= self._time <= state.length.unsqueeze(-1) - window
         own = own.view(slots, heads, queries, -1).masked_fill(unseen[:, None, None], float("-inf"))
 
         members = state.member.clamp(min=0).view(-1)
@@ -116,7 +117,11 @@ class PlainAttention:
         empty = self._prompt_time >= state.prompt_length.unsqueeze(-1)
         shared = shared.masked_fill(empty[:, None, None, None], float("-inf"))
         shared = shared.transpose(1, 2).reshape(places * group, heads, queries, size)
-        weight = torch.softmax(torch.cat([shared.index_select(0, state.member_of), own], -1), dim=-1)
+        shared = shared.index_select(0, state.member_of)
+        if window:
+            before = self._prompt_time <= state.position.unsqueeze(-1) - window
+            shared = shared.masked_fill(before[:, None, None], float("-inf"))
+        weight = torch.softmax(torch.cat([shared, own], -1), dim=-1)
         weight = weight.to(values.dtype)
 
         group_weight = weight[..., :size].index_select(0, members)

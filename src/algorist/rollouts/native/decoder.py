@@ -16,7 +16,7 @@ from torch import Tensor
 
 from algorist.models.precision import on_gpu
 from algorist.rollouts.native.kv_cache import KVCache
-from algorist.rollouts.native.weights import DecoderWeights, Layer
+from algorist.rollouts.native.weights import DecoderWeights, Layer, rms_norm
 
 
 @dataclass(slots=True)
@@ -35,6 +35,18 @@ class GroupMap:
     mask: Tensor | None
 
 
+@dataclass(slots=True)
+class Sight:
+    """What a layer sees at a step: the times of completions from ``first`` on, less ``start_mask`` (S·K, 1, times).
+
+    ``hidden_prompt`` (S, 1, T) tells the prompt's tokens that lie before the layer's window; None where none does.
+    """
+
+    first: int
+    start_mask: Tensor | None
+    hidden_prompt: Tensor | None = None
+
+
 class Decoder:
     """Runs ``DecoderWeights`` against a ``KVCache``."""
 
@@ -43,10 +55,10 @@ class Decoder:
         self.w = weights
         self.queries = weights.heads // weights.kv_heads
         self.width = weights.heads + weights.kv_heads
-        position = torch.arange(longest, device=weights.inverse_frequency.device, dtype=torch.float32)
-        angle = position.unsqueeze(-1) * weights.inverse_frequency
-        self._rotation = torch.polar(torch.full_like(angle, weights.rope_scale), angle).unsqueeze(1)
         device = weights.embedding_VH.device
+        position = torch.arange(longest, device=device, dtype=torch.float32).unsqueeze(-1)
+        angles = [(position * r.frequency, r.scale) for r in weights.rotations]
+        self.rotations = [torch.polar(scale.expand_as(a), a).unsqueeze(1) for a, scale in angles]
         self.dtype = weights.dtype
         # A 16-bit cache would cost more accuracy than it saves time on a CPU.
         self.cache_dtype = cache_dtype(weights.dtype, device)
@@ -84,10 +96,11 @@ class Decoder:
         prompts, size = ids_PT.shape
         past = prefix[0][0].shape[2] if prefix else 0
         x = self._embed(ids_PT.reshape(-1))
-        rotation = self._scaled(self._rotation[past : past + size].repeat(prompts, 1, 1))
-        seen = torch.ones(size, past + size, dtype=torch.bool, device=x.device).tril(past) if prefix else None
+        rotations = [self._scaled(r[past : past + size].repeat(prompts, 1, 1)) for r in self.rotations]
+        masks = {window: self._seen(past, size, window) for window in {layer.window for layer in w.layers}}
         for index, layer in enumerate(w.layers):
-            qk, v = self._project(layer, x, rotation)
+            qk, v = self._project(layer, x, rotations[layer.rotation])
+            seen = masks[layer.window]
             qk = qk.view(prompts, size, self.width, w.head_dim).transpose(1, 2)
             q, k = qk[:, : w.heads], qk[:, w.heads :]
             v = v.view(prompts, size, w.kv_heads, w.head_dim).transpose(1, 2).to(k.dtype)
@@ -101,6 +114,14 @@ class Decoder:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, scale=1.0)
             x = self._rest(layer, x, out.transpose(1, 2).reshape(prompts * size, -1))
         return x
+
+    def _seen(self, past: int, size: int, window: int | None) -> Tensor | None:
+        """Return which of past + size tokens the last ``size`` attend to; None where that is merely causal."""
+        if not past and (window is None or size <= window):
+            return None
+        device = self.w.embedding_VH.device
+        seen = torch.ones(size, past + size, dtype=torch.bool, device=device).tril(past)
+        return seen if window is None else seen.triu(past - window + 1)
 
     def step(
         self,
@@ -122,12 +143,24 @@ class Decoder:
             start_mask: (S·K, 1, now - first + 1), hides the times before a row's start; None when all started together.
         """
         x = self._embed(token_S)
-        rotation = self._scaled(self._rotation.index_select(0, position_S))
+        rotations = [self._scaled(r.index_select(0, position_S)) for r in self.rotations]
+        sights: dict[int | None, Sight] = {}
         for index, layer in enumerate(self.w.layers):
-            qk, v = self._project(layer, x, rotation)
-            out = self._attend(index, qk, v, first, now, groups, start_mask)
+            if layer.window not in sights:
+                sights[layer.window] = self._sight(layer.window, Sight(first, start_mask), position_S, now)
+            qk, v = self._project(layer, x, rotations[layer.rotation])
+            out = self._attend(index, qk, v, now, groups, sights[layer.window])
             x = self._rest(layer, x, out)
         return self._logits(x)
+
+    def _sight(self, window: int | None, every: Sight, position_S: Tensor, now: int) -> Sight:
+        """Return what a layer with a window sees of what others see."""
+        size, first, mask = self.cache.prompt_size, every.first, every.start_mask
+        if window is None or size + now - first < window:
+            return every
+        begin = max(first, now - window + 1)
+        hidden = torch.arange(size, device=position_S.device) <= (position_S - window).unsqueeze(-1)
+        return Sight(begin, None if mask is None else mask[..., begin - first :], hidden.unsqueeze(1))
 
     def _embed(self, token_S: Tensor) -> Tensor:
         x = self.w.embedding_VH.index_select(0, token_S)
@@ -140,12 +173,8 @@ class Decoder:
         qk = qkv[:, : self.width].float()
         if layer.qk_norm_ND is not None:
             qk = F.rms_norm(qk, qk.shape[-1:], None, w.eps).mul_(layer.qk_norm_ND)
-        if w.interleaved:
-            pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation
-            turned = torch.view_as_real(pairs).flatten(-2)
-        else:
-            pairs = torch.complex(*qk.chunk(2, dim=-1)) * rotation
-            turned = torch.cat([pairs.real, pairs.imag], dim=-1)
+        pairs = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotation
+        turned = torch.view_as_real(pairs).flatten(-2)
         return turned.to(self.cache_dtype), qkv[:, self.width :]
 
     def _scaled(self, rotation_S1D: Tensor) -> Tensor:
@@ -159,8 +188,8 @@ class Decoder:
         )
         return torch.cat(parts, dim=1)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self.w.eps).to(self.dtype)
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return (x if weight is None else rms_norm(x, weight, self.w.eps)).to(self.dtype)
 
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection and MLP, each added to the residual."""
@@ -168,30 +197,23 @@ class Decoder:
         gate, up = layer.gate_up(self._normed(x, layer.mlp_norm))
         return layer.down_add(self.w.gated(gate, up), x)
 
-    def _attend(
-        self,
-        index: int,
-        qk: Tensor,
-        v: Tensor,
-        first: int,
-        now: int,
-        groups: GroupMap,
-        start_mask: Tensor | None,
-    ) -> Tensor:
+    def _attend(self, index: int, qk: Tensor, v: Tensor, now: int, groups: GroupMap, sight: Sight) -> Tensor:
         w, cache, queries = self.w, self.cache, self.queries
         slots, heads, dim = qk.shape[0], w.heads, w.head_dim
         keys, values = cache.keys[index], cache.values[index]
         keys.select(1, now).view(slots, -1, dim).copy_(qk[:, heads:])
         values.select(1, now).view(slots, -1, dim).copy_(v)
-        keys, values = keys[:, first : now + 1], values[:, first : now + 1]
+        keys, values = keys[:, sight.first : now + 1], values[:, sight.first : now + 1]
         prompt_keys, prompt_values = cache.prompt_keys[index], cache.prompt_values[index]
         size = prompt_keys.shape[1]
 
         own_q = qk[:, :heads].reshape(-1, queries, dim)
         group_q = qk.view(-1, dim).index_select(0, groups.slot_query).view(prompt_keys.shape[0], -1, dim)
-        own = _scores(own_q, keys, start_mask)
+        own = _scores(own_q, keys, sight.start_mask)
         shared = _scores(group_q, prompt_keys, groups.mask)
         shared = shared.view(-1, size).index_select(0, groups.place)
+        if sight.hidden_prompt is not None:
+            shared.view(slots, -1, size).masked_fill_(sight.hidden_prompt, float("-inf"))
         scores = torch.cat([shared, own.view(shared.shape[0], -1)], dim=-1)
         weight = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
 

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorist.errors import EngineError
+from algorist.models.precision import HALF, weight_dtype
 from algorist.models.products import bucket
-from algorist.rollouts.base import Prompts
+from algorist.rollouts.base import Prompts, SamplingParams
+from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import Decoder, GroupMap
 from algorist.rollouts.native.weights import read_weights
 from algorist.rollouts.row_state import Rows
@@ -23,6 +25,9 @@ from algorist.rollouts.sampling import too_small
 
 _FIRST_TIMES = 64
 _PREFILL_TOKENS = 8192
+_COMPARED = (5, 3)
+_GAP, _GAP_IN_16_BIT = 1e-3, 0.3
+"""Accepted mean difference of log-probs between the decoder and the model's own forward."""
 _PREFIX_SAVES = 256
 """Tokens saved from which a prefix gets its own pass: a pass of few tokens costs as much as one of a hundred."""
 
@@ -32,16 +37,36 @@ class DecoderTier:
 
     name = "decoder"
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, *, exact: bool = False) -> None:
+        self.model, self._exact = model, exact
 
     def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
         """Fill ``rows``."""
         longest = max(len(p) for p in prompts)
         slots, places = plan_room(len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget)
-        weights = read_weights(self.model, bucket(slots))
+        weights = read_weights(self.model, bucket(slots), exact=self._exact)
         decoder = Decoder(weights, longest + rows.params.max_new_tokens + 1)
         Schedule(prompts, rows, group_size, decoder, slots, places).run()
+
+
+@torch.no_grad()
+def disagreement(model: Any, setting: ModelSetting) -> str | None:
+    """Compare the decoder with the model's own forward on two short rows, in the weights' type; return by how much they differ, if by too much."""
+    params = SamplingParams(temperature=0.0, max_new_tokens=_COMPARED[-1], seed=0)
+    prompts = [[7 * i % setting.vocabulary for i in range(1, 1 + size)] for size in _COMPARED]
+    gaps = []
+    with setting.generating(by_hand=True):
+        rows = setting.new_rows(prompts, 1, params)
+        DecoderTier(model, exact=True).run(prompts, rows, 1, None)
+        for prompt, (completion,) in zip(prompts, rows.completions(), strict=True):
+            ids = torch.tensor([prompt + completion.token_ids], device=setting.device)
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            expected = logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+            gaps.append((torch.tensor(completion.log_probs) - expected.cpu()).abs())
+    gap, half = torch.cat(gaps), weight_dtype(model) in HALF
+    if float(gap.mean()) <= (_GAP_IN_16_BIT if half else _GAP):
+        return None
+    return f"the decoder's log-probs are {float(gap.mean()):.1e} from its own forward's"
 
 
 def plan_room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from algorist.models.sharding import is_sharded, why_not_by_forward
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import cache_dtype
-from algorist.rollouts.native.decoder_tier import DecoderTier
+from algorist.rollouts.native.decoder_tier import DecoderTier, disagreement
 from algorist.rollouts.native.graph_tier import GraphTier, attention_kind
 from algorist.rollouts.native.module_tier import ModuleTier, why_no_module_tier
-from algorist.rollouts.native.weights import why_no_decoder, window_of
+from algorist.rollouts.native.weights import why_no_decoder
 from algorist.system import available_memory
 
 log = logging.getLogger("algorist.rollouts.native.engine")
@@ -119,12 +120,9 @@ class NativeEngine:
 
     def tier_for(self, longest: int) -> GraphTier | DecoderTier | ModuleTier:
         """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile."""
-        reason = why_no_decoder(self.model)
-        window = window_of(self.model)
-        if reason is None and window is not None and longest > window:
-            reason = f"its sliding window of {window} is in effect at {longest} tokens"
         if self._wanted == "module":
             return self._module_tier("tier='module'")
+        reason = why_no_decoder(self.model, longest) or self._disagreement
         if reason is None:
             return self._by_hand()
         if self._wanted in ("graph", "decoder"):
@@ -133,6 +131,11 @@ class NativeEngine:
             log.info("rollouts of %s go through its own forward: %s", type(self.model).__name__, reason)
             self._said = reason
         return self._module_tier(reason)
+
+    @cached_property
+    def _disagreement(self) -> str | None:
+        # The forward of a sharded model would have to be called by every process.
+        return None if is_sharded(self.model) else disagreement(self.model, self.setting)
 
     def _by_hand(self) -> GraphTier | DecoderTier:
         if self._wanted == "decoder" or (self._wanted == "auto" and not _takes_graphs(self.setting.device)):

@@ -80,7 +80,9 @@ class Buffers:
         self.token = torch.zeros(room.outputs + 1, dtype=torch.int64, device=device)
         self.reply = torch.full_like(self.token, -1)
         self.is_stop = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-        self.rotation = torch.zeros(room.prompt + room.times + 1, w.head_dim // 2, 2, device=device)
+        self.rotations = torch.zeros(
+            len(w.rotations), room.prompt + room.times + 1, w.head_dim // 2, 2, device=device
+        )
         self.ids: int | None = None
         """Token ids that may be sampled; see ``sample``."""
         self.idle(range(room.slots))
@@ -133,9 +135,9 @@ class Buffers:
             prompt_values=[prompt[1] for prompt in self.prompts],
             prompt_length=self.prompt_length,
             member=self.member,
-            rotation=self.rotation,
+            rotation=[self.rotations[layer.rotation] for layer in decoder.w.layers],
+            window=[layer.window or 0 for layer in decoder.w.layers],
             query_scale=decoder.w.query_scale,
             eps=decoder.w.eps,
-            interleaved=decoder.w.interleaved,
             **{name: by_name[name] for name in ("position", "length", "place", "member_of")},
         )

@@ -174,7 +174,7 @@ class GraphTier:
             self._buffers = Buffers(room, self.decoder, rows.tables["is_stop"].shape[0], rows.device)
         buffers = self._buffers
         self.decoder.cache = buffers  # type: ignore[assignment]
-        buffers.rotation.copy_(torch.view_as_real(self.decoder._rotation).squeeze(1))
+        buffers.rotations.copy_(torch.view_as_real(torch.stack(self.decoder.rotations)).squeeze(2))
         for name in ("uniform", "is_stop"):
             table = rows.tables[name]
             getattr(buffers, name)[: table.shape[0]].copy_(table)

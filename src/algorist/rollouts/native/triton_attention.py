@@ -39,17 +39,13 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     NORMED: tl.constexpr,
 ):
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, HALF)
     half = DIM // 2
     inside = i < half
-    if INTERLEAVED:
-        first, second = 2 * i, 2 * i + 1
-    else:
-        first, second = i, i + half
+    first, second = 2 * i, 2 * i + 1
     source = qkv_ptr + (slot * (HEADS + 2 * KV_HEADS) + head) * DIM
     a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
@@ -82,6 +78,7 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
     k_ptr,
     v_ptr,
     length_ptr,
+    position_ptr,
     member_ptr,
     out_ptr,
     lse_ptr,
@@ -100,6 +97,7 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
     OWN: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     sequence = (tl.program_id(0) // BLOCKS).to(tl.int64)
     block, head, piece = tl.program_id(0) % BLOCKS, tl.program_id(1), tl.program_id(2)
@@ -124,6 +122,8 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, D], tl.float32)
     base = sequence * stride_n + head * stride_k
+    if WINDOW:
+        newest = tl.load(position_ptr + slot, mask=live, other=0)
     for at in range(begin, tl.minimum(begin + SPAN, length), KEYS):
         n = at + tl.arange(0, KEYS)
         seen = n < length
@@ -132,6 +132,9 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
         k = tl.load(k_ptr + place, mask=inside, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.where(seen[None, :], scores, float("-inf"))
+        if WINDOW:
+            # A finite floor: of a piece that lies before the window nothing is -inf - -inf, and its weight in the end is 0.
+            scores = tl.where(n[None, :] > newest[:, None] - WINDOW, scores, -1e30)
         higher = tl.maximum(top, tl.max(scores, 1))
         weight = tl.exp(scores - higher[:, None])
         before = tl.exp(top - higher)
@@ -219,7 +222,7 @@ class TritonAttention:
         _rotate_kernel[(self.slots, self.heads + 2 * self.kv_heads)](
             qkv_SND,
             qkv_SND if norm_ND is None else norm_ND,
-            state.rotation,
+            state.rotation[index],
             state.position,
             state.length,
             self._q,
@@ -233,12 +236,13 @@ class TritonAttention:
             KV_HEADS=self.kv_heads,
             DIM=self.dim,
             HALF=triton.next_power_of_2(self.dim // 2),
-            INTERLEAVED=state.interleaved,
             NORMED=norm_ND is not None,
             num_warps=1,
         )
-        self._partial(state.prompt_keys[index], state.prompt_values[index], state.prompt_length, False)
-        self._partial(keys, values, state.length, True)
+        prompts = state.prompt_keys[index], state.prompt_values[index]
+        self._partial(*prompts, state.prompt_length, state.position, state.window[index], own=False)
+        # In a completion of its own, a row's newest token lies where its length says.
+        self._partial(keys, values, state.length, state.length, state.window[index], own=True)
         _merge_kernel[(self.slots, self.heads)](
             self._part,
             self._lse,
@@ -258,7 +262,9 @@ class TritonAttention:
         )
         return self._out
 
-    def _partial(self, keys: Tensor, values: Tensor, length: Tensor, own: bool) -> None:
+    def _partial(
+        self, keys: Tensor, values: Tensor, length: Tensor, newest: Tensor, window: int, *, own: bool
+    ) -> None:
         """Every piece of every sequence: prompts with the rows that continue them, or each row with itself."""
         sequences, members = keys.shape[0], 1 if own else self.state.member.shape[1]
         # Shared memory holds the queries, and keys and values of each stage: 99 KB on the smaller cards. What has more than 256
@@ -275,6 +281,7 @@ class TritonAttention:
             keys,
             values,
             length,
+            newest,
             self.state.member,
             self._part,
             self._lse,
@@ -293,6 +300,7 @@ class TritonAttention:
             KEYS=16 if large else _KEYS if rows <= 64 or self._width <= 64 else _KEYS // 2,
             SPAN=PIECE,
             OWN=own,
+            WINDOW=window,
             num_warps=4 if rows <= 64 else 8,
             num_stages=1 if large else 3,
         )

@@ -1,7 +1,8 @@
-"""Reads the weights of a Hugging Face decoder for the hand-written forward, and says what it does not cover."""
+"""Reads the weights of a Hugging Face decoder for the hand-written forward, by its description (``families.py``)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,46 +11,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorist.models.precision import HALF, compute_dtype
+from algorist.models.precision import compute_dtype, weight_dtype
 from algorist.models.products import Linear, LinearAdd, fixed_linear, why_no_triton
-from algorist.models.sharding import is_sharding_hook, plain_class
-
-# Families whose decoder is: RMS norm, rotary attention with grouped heads, gated MLP. Exact classes only: a subclass may
-# compute something else.
-FAMILIES = (
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "GemmaForCausalLM",
+from algorist.models.sharding import plain_class
+from algorist.rollouts.native.families import (
+    Description,
+    LayerModules,
+    NotCovered,
+    Rotation,
+    attention_inputs,
+    describe,
+    mlp_inputs,
+    read_rotation,
 )
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-class NotCovered(Exception):
-    """The hand-written decoder cannot run this model; the text says why."""
 
 
 @dataclass(slots=True)
 class Layer:
-    """One decoder layer, ready to run. ``qkv`` gives queries, keys and values (S, N, D), ``gate_up`` gate and up."""
+    """One decoder layer, ready to run. ``qkv`` gives queries, keys and values (S, N, D), ``gate_up`` gate and up.
 
-    attention_norm: Tensor
+    ``output_add`` and ``down_add`` hold the norms that come after attention and MLP; a norm that comes before is None where
+    the layer has none. ``rotation`` is a place in the decoder's ``rotations``; ``window`` counts the tokens that are seen.
+    """
+
+    attention_norm: Tensor | None
     qkv: Linear
     qk_norm_ND: Tensor | None
     output_add: LinearAdd
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Callable[[Tensor], Sequence[Tensor]]
     down_add: LinearAdd
+    rotation: int
+    window: int | None
 
 
 @dataclass(slots=True)
 class DecoderWeights:
-    """A whole decoder. ``inverse_frequency`` and ``rope_scale`` give the rotation of position t: t · frequency.
+    """A whole decoder.
 
-    ``dtype`` is the type of the products; the stream between the layers has the embedding's, as under autocast.
-    ``interleaved``: the head dimensions of queries and keys come as pairs to rotate, not as two halves.
-    ``query_scale`` is the factor of the scores that the weights do not hold yet.
+    ``dtype`` is the type of the products; the stream between the layers has the embedding's, as under autocast. The head
+    dimensions of queries and keys come as pairs to rotate. ``query_scale`` is the factor of the scores that the weights do
+    not hold yet.
     """
 
     layers: list[Layer]
@@ -57,15 +59,13 @@ class DecoderWeights:
     embedding_scale: float
     final_norm: Tensor
     head: Linear
-    inverse_frequency: Tensor
-    rope_scale: float
+    rotations: list[Rotation]
     gated: Callable[[Tensor, Tensor], Tensor]
     eps: float
     heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    interleaved: bool
     query_scale: float
 
 
@@ -77,11 +77,18 @@ class _Matrix:
     bias: Tensor | None
     factors: tuple[tuple[Tensor, Tensor], ...] = ()
 
-    def times(self, factor: float) -> _Matrix:
-        """Return the layer with its outputs scaled."""
-        if factor == 1.0:
-            return self
-        return _Matrix(self.weight * factor, None if self.bias is None else self.bias * factor)
+    def outputs(self, change: Callable[[Tensor], Tensor]) -> _Matrix:
+        """Return the layer with its outputs changed: ``change`` reorders, selects or scales what lies along the first dimension."""
+        factors = tuple((first, change(second)) for first, second in self.factors)
+        return _Matrix(change(self.weight), None if self.bias is None else change(self.bias), factors)
+
+    def split(self, sizes: Sequence[int]) -> list[_Matrix]:
+        """Return the layers that one layer joins."""
+
+        def part(begin: int, end: int) -> _Matrix:
+            return self.outputs(lambda tensor: tensor[begin:end])
+
+        return [part(*pair) for pair in itertools.pairwise([0, *itertools.accumulate(sizes)])]
 
     def _fixed(self, reading: _Reading) -> tuple[Linear, LinearAdd]:
         bias = None if self.bias is None else reading.keep(self.bias)
@@ -146,11 +153,30 @@ class _Reading:
     ``keep`` gets every tensor that the decoder will read and returns the one to read.
     """
 
+    description: Description
     dtype: torch.dtype
     merged: bool
     copied: bool
     rows: int
     keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def norm(self, module: Any, factor: float = 1.0) -> Tensor | None:
+        """Return the weights of a norm; they are added to and scaled in float32. None for none."""
+        if module is None:
+            return None
+        weight, offset = module.weight.detach(), self.description.family.norm_offset
+        return self.keep(weight if (offset, factor) == (0.0, 1.0) else (weight.float() + offset) * factor)
+
+    def added(self, linear: Any, norm: Any) -> LinearAdd:
+        """Return (x, r) → r + what the layer adds to a residual, which may be overwritten; ``norm`` is that of the sum's part."""
+        d, matrix = self.description, self.matrix(linear)
+        if norm is None and d.residual_scale == 1.0:
+            return matrix.linear_add(self, d.decoder.embed_tokens.weight.dtype)
+        product = matrix.linear(self)
+        if norm is None:
+            return lambda x, residual: residual.add_(product(x), alpha=d.residual_scale)
+        weight: Any = self.norm(norm)
+        return lambda x, residual: residual.add_(rms_norm(product(x), weight, d.eps))
 
     def matrix(self, module: Any) -> _Matrix:
         """Return a linear layer with its active LoRA adapters.
@@ -179,18 +205,15 @@ class _Reading:
         return _Matrix(base.weight, base.bias, base.factors + tuple(factors))
 
 
-def why_no_decoder(model: Any) -> str | None:
-    """Return the reason the hand-written decoder cannot run this model, or None. Costs no copies."""
+def why_no_decoder(model: Any, longest: int = 0) -> str | None:
+    """Return the reason the hand-written decoder cannot run rows of up to ``longest`` tokens, or None. Costs no copies."""
     try:
-        _check(model)
+        most = describe(model).most_tokens
     except NotCovered as reason:
         return str(reason)
+    if most is not None and longest > most:
+        return f"its attention changes from position {most} on, and rows have up to {longest} tokens"
     return None
-
-
-def window_of(model: Any) -> int | None:
-    """Return the sliding window of a model whose layers all use one (Mistral), or None."""
-    return getattr(model.config, "sliding_window", None) if model.config.model_type == "mistral" else None
 
 
 class WeightPool:
@@ -250,77 +273,60 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def read_weights(model: Any, rows: int, pool: WeightPool | None = None) -> DecoderWeights:
+def read_weights(
+    model: Any, rows: int, pool: WeightPool | None = None, *, exact: bool = False
+) -> DecoderWeights:
     """Lay the present weights out for decoding about ``rows`` rows.
 
     On a GPU, weights in the products' type are read where they lie; only queries', keys' and values' are joined (a copy of
     about 6 % of the weights, which saves launches), with the factors of their adapters. With a ``pool`` everything stays at one
-    address from one reading to the next.
+    address from one reading to the next. ``exact``: products in the weights' type, and as few copies as on a GPU.
 
     Raises:
         NotCovered: See ``why_no_decoder``.
     """
-    causal, decoder, rotary = _check(model)
-    config = causal.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    gemma = config.model_type == "gemma"
-    embedding, dtype = decoder.embed_tokens.weight.detach(), compute_dtype(model)
-    merged = dtype == torch.float32 or not any(hasattr(m, "lora_A") for m in decoder.layers.modules())
-    copied = merged and (embedding.device.type == "cpu" or dtype != embedding.dtype)
-    reading = _Reading(dtype, merged, copied, rows)
+    d = describe(model)
+    embedding = d.decoder.embed_tokens.weight.detach()
+    dtype = weight_dtype(model) if exact else compute_dtype(model)
+    adapted = any(hasattr(m, "lora_A") for m in d.decoder.layers.modules())
+    merged = (dtype == torch.float32 and not exact) or not adapted
+    copied = merged and not exact and (embedding.device.type == "cpu" or dtype != embedding.dtype)
+    reading = _Reading(d, dtype, merged, copied, rows)
     if pool is not None:
         pool.begin(model)
         reading = replace(reading, keep=pool.keep)
-    scale_in_weights = hasattr(decoder.layers[0].self_attn, "q_norm") or dtype == torch.float32
-    scale = head_dim**-0.5 if scale_in_weights else 1.0
+    attention, mlp = d.layers[0].attention, d.layers[0].mlp
+    scale_in_weights = hasattr(attention, "q_norm") or dtype == torch.float32
+    rotations, scale = [read_rotation(d, kind) for kind in d.rotations], float(attention.scaling)
     layers = [
-        _read_layer(layer, reading, (heads, kv_heads, head_dim), scale, gemma) for layer in decoder.layers
+        _read_layer(layer, reading, rotations[layer.rotation].turned, scale if scale_in_weights else 1.0)
+        for layer in d.layers
     ]
+    activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
     weights = DecoderWeights(
         layers=layers,
         embedding_VH=reading.keep(embedding),
-        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        final_norm=reading.keep(_norm_weight(decoder.norm, gemma)),
-        head=reading.matrix(causal.lm_head).linear(reading),
-        inverse_frequency=rotary.inv_freq.detach().float(),
-        rope_scale=float(rotary.attention_scaling),
-        gated=_gated(config.hidden_act, decoder.layers[0].mlp.act_fn, embedding.device),
-        eps=config.rms_norm_eps,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        embedding_scale=d.embedding_scale,
+        final_norm=reading.norm(d.decoder.norm, d.logit_scale),  # type: ignore[arg-type]
+        head=_capped(reading.matrix(d.causal.lm_head).linear(reading), d.logit_cap),
+        rotations=rotations,
+        gated=_gated(activation, embedding.device),
+        eps=d.eps,
+        heads=d.heads,
+        kv_heads=d.kv_heads,
+        head_dim=d.head_dim,
         dtype=dtype,
-        interleaved=merged,
-        query_scale=1.0 if scale_in_weights else head_dim**-0.5,
+        query_scale=1.0 if scale_in_weights else scale,
     )
     if pool is not None:
         pool.end()
     return weights
 
 
-def _read_layer(
-    layer: Any, reading: _Reading, sizes: tuple[int, int, int], scale: float, gemma: bool
-) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    heads, kv_heads, head_dim = sizes
-    norm = None
-    if hasattr(attention, "q_norm"):
-        weights = [m.weight.detach().float() for m in (attention.q_norm, attention.k_norm)]
-        q_norm, k_norm = (_interleave(w, 1) if reading.merged else w for w in weights)
-        norm = torch.cat([(q_norm * scale).expand(heads, -1), k_norm.expand(kv_heads, -1)]).contiguous()
-        norm = reading.keep(norm)
-        scale = 1.0
-    q, k, v = (reading.matrix(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj))
-    gate, up = (reading.matrix(m) for m in (mlp.gate_proj, mlp.up_proj))
-    if reading.merged:
-        turned = [
-            _Matrix(_interleave(m.weight, n), None if m.bias is None else _interleave(m.bias, n))
-            for m, n in ((q.times(scale), heads), (k, kv_heads))
-        ]
-        qkv = _join(*turned, v).linear(reading)
-    else:
-        qkv = _join(q, k, v).linear(reading)
+def _read_layer(layer: LayerModules, reading: _Reading, turned: int, scale: float) -> Layer:
+    d, attention = reading.description, layer.attention
+    gates = [reading.matrix(m) for m in mlp_inputs(layer.mlp)]
+    gate, up = gates if len(gates) == 2 else gates[0].split([gates[0].weight.shape[0] // 2] * 2)
     if reading.copied:
         both = _join(gate, up).linear(reading)
 
@@ -330,27 +336,71 @@ def _read_layer(
     else:
         gate_up = _each((gate, up), reading)  # type: ignore[assignment]
 
-    stream = layer.input_layernorm.weight.dtype
+    qkv, norm_ND = _read_attention(attention, reading, turned, scale)
     return Layer(
-        attention_norm=reading.keep(_norm_weight(layer.input_layernorm, gemma)),
-        qkv=lambda x: qkv(x).view(x.shape[0], -1, head_dim),
-        qk_norm_ND=norm,
-        output_add=reading.matrix(attention.o_proj).linear_add(reading, stream),
-        mlp_norm=reading.keep(_norm_weight(layer.post_attention_layernorm, gemma)),
+        attention_norm=reading.norm(layer.before_attention),
+        qkv=lambda x: qkv(x).view(x.shape[0], -1, d.head_dim),
+        qk_norm_ND=norm_ND,
+        output_add=reading.added(attention.o_proj, layer.after_attention),
+        mlp_norm=reading.norm(layer.before_mlp),
         gate_up=gate_up,
-        down_add=reading.matrix(mlp.down_proj).linear_add(reading, stream),
+        down_add=reading.added(layer.mlp.down_proj, layer.after_mlp),
+        rotation=layer.rotation,
+        window=layer.window,
     )
 
 
-def _gated(name: str, activation: Callable[[Tensor], Tensor], device: torch.device) -> Callable[..., Tensor]:
+def _read_attention(
+    attention: Any, reading: _Reading, turned: int, scale: float
+) -> tuple[Linear, Tensor | None]:
+    """Return x → queries, keys and values side by side, and the weights (H + K, D) of the norm of each head, if there is one."""
+    d = reading.description
+    sizes = [n * d.head_dim for n in (d.heads, d.kv_heads, d.kv_heads)]
+    parts = [reading.matrix(m) for m in attention_inputs(attention)]
+    q, k, v = parts if len(parts) == 3 else parts[0].split(sizes)
+
+    def in_pairs(tensor: Tensor) -> Tensor:
+        return _in_pairs(tensor, d.head_dim, turned)
+
+    if not hasattr(attention, "q_norm"):
+        q = q if scale == 1.0 else q.outputs(lambda t: t * scale)
+        return _join(q.outputs(in_pairs), k.outputs(in_pairs), v).linear(reading), None
+    q_norm, k_norm = (
+        in_pairs(m.weight.detach().float() + d.family.norm_offset)
+        for m in (attention.q_norm, attention.k_norm)
+    )
+    qkv = _join(q.outputs(in_pairs), k.outputs(in_pairs), v).linear(reading)
+    if len(q_norm) == d.head_dim:
+        of_heads = [(q_norm * scale).expand(d.heads, -1), k_norm.expand(d.kv_heads, -1)]
+        return qkv, reading.keep(torch.cat(of_heads).contiguous())
+    whole = reading.keep(q_norm * scale), reading.keep(k_norm)
+
+    def normed_qkv(x: Tensor) -> Tensor:
+        queries, keys, values = qkv(x).split(sizes, dim=-1)
+        both = [rms_norm(t, w, d.eps).to(t.dtype) for t, w in zip((queries, keys), whole, strict=True)]
+        return torch.cat([*both, values], dim=-1)
+
+    return normed_qkv, None
+
+
+def _gated(activation: Callable[[Tensor], Tensor], device: torch.device) -> Callable[..., Tensor]:
     """Return (gate, up) → activation(gate) · up, in one kernel where Triton runs."""
-    if name != "silu":
+    if not isinstance(activation, nn.SiLU):
         return lambda gate, up: activation(gate) * up
     if device.type == "cuda" and why_no_triton() is None:
         from algorist.rollouts.native.triton_gated import silu_gated
 
         return silu_gated
     return lambda gate, up: F.silu(gate) * up
+
+
+def _capped(product: Linear, cap: float | None) -> Linear:
+    return product if cap is None else lambda x: (product(x) / cap).tanh_().mul_(cap)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the norm of ``x``, computed in the weights' type."""
+    return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps)
 
 
 def _join(*parts: _Matrix) -> _Matrix:
@@ -368,72 +418,16 @@ def _join(*parts: _Matrix) -> _Matrix:
     return _Matrix(weight, bias, ((torch.cat(firsts), second),))
 
 
-def _interleave(weight: Tensor, heads: int) -> Tensor:
-    """Reorder each head's outputs from (first half, second half) to pairs, so that RoPE is one complex product.
+def _in_pairs(tensor: Tensor, head_dim: int, turned: int) -> Tensor:
+    """Put the dimensions of each head that are rotated together side by side, so that RoPE is one complex product.
 
-    Queries and keys are reordered alike, so their dot products stay the same.
+    They are the first ``turned`` and the next as many; the rest stays. Queries and keys are reordered alike, so their dot
+    products stay the same.
     """
-    parts = weight.reshape(heads, 2, -1, *weight.shape[1:])
-    return parts.transpose(1, 2).reshape(weight.shape).contiguous()
-
-
-def _norm_weight(norm: Any, gemma: bool) -> Tensor:
-    weight = norm.weight.detach()
-    return weight + 1.0 if gemma else weight
-
-
-def _check(model: Any) -> tuple[Any, Any, Any]:
-    """Return (causal LM, decoder, rotary embedding), or raise NotCovered."""
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kind = plain_class(causal)
-    name = kind.__name__
-    if name not in FAMILIES or not kind.__module__.startswith("transformers."):
-        raise NotCovered(f"{name} is not one of {', '.join(FAMILIES)}")
-    config, decoder = causal.config, causal.model
-    rotary = decoder.rotary_emb
-    if rotary.rope_type not in ROPE_TYPES:
-        raise NotCovered(f"its RoPE scaling is of type '{rotary.rope_type}'")
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if 2 * rotary.inv_freq.numel() != head_dim:
-        raise NotCovered("it rotates only a part of each head")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()) and name != "MistralForCausalLM":
-        raise NotCovered("some of its layers attend to a sliding window")
-    if name == "GemmaForCausalLM" and decoder.embed_tokens.weight.dtype != torch.float32:
-        raise NotCovered("Gemma's norms add 1 to their weights in float32")
-    _check_modules(causal, decoder)
-    return causal, decoder, rotary
-
-
-def _check_modules(causal: Any, decoder: Any) -> None:
-    linears = [causal.lm_head]
-    for layer in decoder.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        linears += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    embedding = decoder.embed_tokens
-    if plain_class(embedding).__name__ not in ("Embedding", "GemmaTextScaledWordEmbedding") or not hasattr(
-        embedding, "weight"
-    ):
-        raise NotCovered(f"its embedding is a {type(embedding).__name__}")
-    for linear in linears:
-        base = getattr(linear, "base_layer", linear)
-        if plain_class(base) is not nn.Linear or (base is not linear and not hasattr(linear, "lora_A")):
-            raise NotCovered(f"a linear layer is a {type(linear).__module__}.{type(linear).__name__}")
-        if base is not linear and (linear.lora_variant or any(linear.lora_bias.values())):
-            raise NotCovered("its adapter is a LoRA variant (DoRA, a LoRA bias, …)")
-        if base.weight.dim() != 2:
-            raise NotCovered("its weights are sharded over devices")
-    dtypes = {linear.weight.dtype for linear in linears} | {embedding.weight.dtype}
-    devices = {linear.weight.device for linear in linears} | {embedding.weight.device}
-    if len(dtypes) > 1 or not dtypes <= {torch.float32, *HALF}:
-        raise NotCovered(f"its weights are of type {', '.join(sorted(map(str, dtypes)))}")
-    if len(devices) > 1 or "meta" in {d.type for d in devices}:
-        raise NotCovered("its weights lie on several devices")
-    hooked = [
-        module
-        for module in decoder.layers.modules()
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not is_sharding_hook(hook)
-    ]
-    if hooked:
-        raise NotCovered(f"a forward hook is registered on a {type(hooked[0]).__name__}")
+    heads = tensor.unflatten(0, (-1, head_dim))
+    pairs = (
+        heads[:, : 2 * turned].unflatten(1, (2, turned)).transpose(1, 2).flatten(1, 2)
+        if turned
+        else heads[:, :0]
+    )
+    return torch.cat([pairs, heads[:, 2 * turned :]], 1).flatten(0, 1)
