@@ -96,10 +96,11 @@ def test_out_of_memory_promises_the_same_tokens_on_the_cpu_only(
             raise torch.OutOfMemoryError("CUDA out of memory")
         run(tier, prompts, rows, group_size, budget)
 
-    monkeypatch.setattr(DecoderTier, "run", run_in_little_memory)
     with pretend_gpu():
         policy = to_device(model(1)) if on_gpu else model(1)
         engine = NativeEngine(policy, tier="decoder", token_budget=200)
+        engine.tier_for(1)  # compares two short rows, once
+        monkeypatch.setattr(DecoderTier, "run", run_in_little_memory)
         found = engine.generate(PROMPTS, 4, SamplingParams(max_new_tokens=8, seed=3))
     assert [len(group) for group in found] == [4, 4, 4]
     assert "continuing with at most" in caplog.text

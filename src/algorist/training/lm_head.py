@@ -29,7 +29,7 @@ _CACHED_ELEMENTS = 800_000
 
 def altered_logits(config: Any) -> str | None:
     """Return the setting by which a model's logits differ from the plain product with its head, or None."""
-    fields = "final_logit_softcapping attn_logit_softcapping logit_scale output_multiplier lm_head_multiplier logits_scaling"
+    fields = "final_logit_softcapping attn_logit_softcapping logit_scale output_multiplier lm_head_multiplier"
     return next((field for field in fields.split() if getattr(config, field, None) is not None), None)
 
 

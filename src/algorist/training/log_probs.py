@@ -302,6 +302,7 @@ def _forward_packed(
             use_cache=False,
         )
     hidden = output.last_hidden_state[0].index_select(0, layout.predict_M)
+    hidden = hidden / getattr(base.config.get_text_config(), "logits_scaling", 1.0)
     head = base.get_output_embeddings()
 
     def score(hidden_MH: Tensor) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 It is plugged into transformers' attention interface, so that the model's own forward runs, with its adapters and hooks.
 Each completion's attention has two parts, a rectangular one over its prompt and a causal one over itself, which are
-merged by their log-sum-exp: no masks, no copies of the prompt's keys. The backward kernels take the merged output and
+merged by their log-sum-exp: no masks but for sliding windows, no copies of the prompt's keys. The backward kernels take the merged output and
 log-sum-exp, with which the gradient of each part is exact. The kernels: torch's flash attention for sequences of unequal
 length on GPUs of compute capability 8.0 and more in 16 bit; blocks of padded rows through the CPU's flash kernel and,
 on GPUs, through the memory-efficient one; ``reference_attention`` elsewhere.
@@ -26,10 +26,10 @@ from algorist.training.loop_seam import RECOMPUTE
 from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy, input_on_host, mlp_in_tiles
 
 ATTENTION_NAME = "algorist_shared_prefix"
-ForwardKernel = Callable[[Sequence[Tensor], bool, float], tuple[Tensor, Tensor]]
-"""(Query, key, value), causal, scale → attention and its log-sum-exp."""
-BackwardKernel = Callable[[Sequence[Tensor], bool, float], tuple[Tensor, ...]]
-"""(The output's gradient, query, key, value, output, log-sum-exp), causal, scale → gradients of query, key and value."""
+ForwardKernel = Callable[..., tuple[Tensor, Tensor]]
+"""(Query, key, value), causal, scale, mask → attention and its log-sum-exp."""
+BackwardKernel = Callable[..., tuple[Tensor, ...]]
+"""(The output's gradient, query, key, value, output, log-sum-exp), causal, scale, mask → gradients of query, key and value."""
 
 
 class Edges(NamedTuple):
@@ -39,11 +39,49 @@ class Edges(NamedTuple):
     longest: int
 
 
+class Cross(NamedTuple):
+    """Completions of a group that attend to its prompt, and the part of it that they see: places in the packed row."""
+
+    rest: slice | Tensor
+    prompt: slice
+    mask: Tensor | None
+
+
 class _Row:
     """A layout and what the kernels need to know of it, made once for all layers."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self._crosses: dict[int | None, list[Cross]] = {}
+        self._bands: dict[tuple[int, int | None], Tensor | None] = {}
+
+    def crosses(self, window: int | None, like: Tensor) -> list[Cross]:
+        """Return the attentions of completions to their prompts; with a window only where a token sees one of the prompt's."""
+        if window not in self._crosses:
+            groups = [g for g in self.layout.groups if g.stop > g.middle]
+            every = [Cross(slice(g.middle, g.stop), slice(g.start, g.middle), None) for g in groups]
+            near = every if window is None else [self._near(cross, window, like) for cross in every]
+            self._crosses[window] = [cross for cross in near if cross is not None]
+        return self._crosses[window]
+
+    def _near(self, cross: Cross, window: int, like: Tensor) -> Cross | None:
+        begin, end = cross.prompt.start, cross.prompt.stop
+        position = self.layout.positions_N[cross.rest]
+        rest = (position < end - begin - 1 + window).nonzero()[:, 0]
+        if not len(rest):
+            return None
+        first = max(0, end - begin - window + 1)
+        seen = torch.arange(first, end - begin, device=like.device) > position[rest, None] - window
+        return Cross(rest + end, slice(begin + first, end), _additive(seen, like))
+
+    def band(self, width: int, window: int | None, like: Tensor) -> Tensor | None:
+        """Return the mask of rows that attend to themselves, or None where that is merely causal."""
+        if window is None or width <= window:
+            return None
+        if (width, window) not in self._bands:
+            seen = torch.ones(width, width, dtype=torch.bool, device=like.device).tril().triu(1 - window)
+            self._bands[width, window] = _additive(seen, like)
+        return self._bands[width, window]
 
     @cached_property
     def own(self) -> Edges:
@@ -73,6 +111,10 @@ class _Row:
             return places, Edges(moved[which].int(), max(sizes[which]))
 
         return place(0), place(1)
+
+
+def _additive(seen: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros((1, 1, *seen.shape)).masked_fill_(~seen, float("-inf"))
 
 
 _ROW: ContextVar[_Row | None] = ContextVar("algorist_packed_row", default=None)
@@ -142,10 +184,7 @@ def _interface(
     layout = row.layout
     if dropout:
         raise NotPackable(f"attention dropout is {dropout}")
-    if sliding_window is not None and layout.longest > sliding_window:
-        raise NotPackable(
-            f"sequences of {layout.longest} tokens do not fit the sliding window of {sliding_window}"
-        )
+    window = sliding_window if sliding_window is not None and layout.longest > sliding_window else None
     for name in ("softcap", "s_aux", "sinks", "position_bias"):
         if kwargs.get(name) is not None:
             raise NotPackable(f"attention with {name}")
@@ -162,12 +201,12 @@ def _interface(
     dtype = torch.float32 if out_dtype in HALF and query.device.type == "cpu" else out_dtype
     query, key, value = (t.to(dtype) for t in (query, key, value))
     kernel = _kernel(query, value)
-    if kernel is None:
-        out = reference_attention(query, key, value, layout, scale)
+    if kernel is None or (window is not None and on_gpu(query.device)):
+        out = reference_attention(query, key, value, layout, scale, window)
     elif kernel == "varlen":
         out = _Varlen.apply(query, key, value, row, scale)
     else:
-        out = _SharedPrefixAttention.apply(query, key, value, layout, scale, *kernel)
+        out = _SharedPrefixAttention.apply(query, key, value, row, window, scale, *kernel)
     return out.to(out_dtype).transpose(1, 2), None
 
 
@@ -189,7 +228,9 @@ def _kernel(query: Tensor, value: Tensor) -> Any:
     return (_efficient_forward, _efficient_backward) if size % 8 == 0 else None
 
 
-def reference_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def reference_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, window: int | None = None
+) -> Tensor:
     """Attention of the packed row by plain differentiable operations and dense masks; any device.
 
     Args:
@@ -198,6 +239,7 @@ def reference_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layou
         value: (1, Hk, N, d).
         layout: The packed row.
         scale: Factor of the scores.
+        window: The tokens that each one sees, itself included; None for all before it.
 
     Returns:
         (1, Hq, N, d).
@@ -214,6 +256,10 @@ def reference_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layou
         mask = torch.ones(width, index.shape[1], dtype=torch.bool, device=out.device).tril(len(places))
         mask = mask.repeat(len(index), 1, 1)  # (n, L, P + L)
         mask[:, :, : len(places)] &= (places[None] < length[:, None])[:, None]
+        if window is not None:
+            position = length[:, None] + torch.arange(width, device=out.device)  # (n, L)
+            of_keys = torch.cat([places.expand(len(index), -1), position], 1)
+            mask &= of_keys[:, None] > position[..., None] - window
         own, keys, values = (
             t[0][:, i].transpose(0, 1) for t, i in ((query, block.index_nL), (key, index), (value, index))
         )
@@ -295,24 +341,33 @@ _efficient_backward_op = torch.ops.aten._scaled_dot_product_efficient_attention_
 _LSE_ALIGNMENT = 32  # the memory-efficient kernel fills log-sum-exps up to it, with infinity
 
 
-def _cpu_forward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse = _flash(*tensors, 0.0, causal, scale=scale)
+def _cpu_forward(
+    tensors: Sequence[Tensor], causal: bool, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    out, lse = _flash(*tensors, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
     return out, lse
 
 
-def _cpu_backward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, ...]:
-    slopes: tuple[Tensor, ...] = _flash_backward(*tensors, 0.0, causal, scale=scale)
+def _cpu_backward(
+    tensors: Sequence[Tensor], causal: bool, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    causal = causal and mask is None
+    slopes: tuple[Tensor, ...] = _flash_backward(*tensors, 0.0, causal, attn_mask=mask, scale=scale)
     return slopes
 
 
-def _efficient_forward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _efficient_forward(
+    tensors: Sequence[Tensor], causal: bool, scale: float, mask: None = None
+) -> tuple[Tensor, Tensor]:
     q, k, v = tensors
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     out, lse, *_ = _efficient(q, k, v, None, True, 0.0, causal, scale=scale)
     return out, lse[:, :, : q.shape[2]]
 
 
-def _efficient_backward(tensors: Sequence[Tensor], causal: bool, scale: float) -> tuple[Tensor, ...]:
+def _efficient_backward(
+    tensors: Sequence[Tensor], causal: bool, scale: float, mask: None = None
+) -> tuple[Tensor, ...]:
     grad, q, k, v, out, lse = tensors
     heads = k.shape[1]
     k, v = (t.repeat_interleave(q.shape[1] // heads, 1) for t in (k, v))
@@ -335,69 +390,69 @@ class _SharedPrefixAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        layout: Layout,
+        row: _Row,
+        window: int | None,
         scale: float,
         kernel: ForwardKernel,
         kernel_backward: BackwardKernel,
     ) -> Tensor:
+        layout = row.layout
         heads, size = query.shape[1], query.shape[2]
         out_NHd = query.new_empty((size, heads, value.shape[-1]))
         exact = torch.promote_types(query.dtype, torch.float32)
         lse_NH = torch.empty((size, heads), dtype=exact, device=query.device)
         out_NHd[layout.used :] = 0
+        if window is not None:  # what is too far from the prompt sees none of it
+            out_NHd.zero_()
+            lse_NH.fill_(float("-inf"))
         inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
         for block in layout.prompts:
-            own, own_lse = _attend_to_itself(kernel, inputs, block, scale)
+            own, own_lse = _attend_to_itself(kernel, inputs, block, row, window, scale)
             out_NHd.index_copy_(0, block.packed_R, own)
             lse_NH.index_copy_(0, block.packed_R, own_lse)
-        for group in layout.groups:
-            prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
-            if group.stop > group.middle:
-                tensors = query[:, :, rest], key[:, :, prompt], value[:, :, prompt]
-                part, part_lse = kernel(tensors, False, scale)
-                out_NHd[rest], lse_NH[rest] = part[0].transpose(0, 1), part_lse[0].t()
+        for rest, prompt, mask in row.crosses(window, query):
+            tensors = query[:, :, rest], key[:, :, prompt], value[:, :, prompt]
+            part, part_lse = kernel(tensors, False, scale, mask)
+            out_NHd[rest], lse_NH[rest] = part[0].transpose(0, 1), part_lse[0].t()
         for block in layout.completions:
-            own, own_lse = _attend_to_itself(kernel, inputs, block, scale)
+            own, own_lse = _attend_to_itself(kernel, inputs, block, row, window, scale)
             cross_lse = lse_NH[block.packed_R]
             total = torch.logaddexp(own_lse, cross_lse)
             share = (own_lse - total).exp_()[..., None].to(own.dtype)
             out_NHd.index_copy_(0, block.packed_R, torch.lerp(out_NHd[block.packed_R], own, share))
             lse_NH.index_copy_(0, block.packed_R, total)
         ctx.save_for_backward(query, key, value, out_NHd, lse_NH)
-        ctx.layout, ctx.scale, ctx.kernel = layout, scale, kernel_backward
+        ctx.row, ctx.window, ctx.scale, ctx.kernel = row, window, scale, kernel_backward
         return out_NHd[None].transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, out_NHd, lse_NH = ctx.saved_tensors
-        layout, scale, kernel, grad_out = ctx.layout, ctx.scale, ctx.kernel, grads[0]
+        row, window, scale, kernel, grad_out = ctx.row, ctx.window, ctx.scale, ctx.kernel, grads[0]
+        layout = row.layout
         slopes = tuple(t.new_empty((t.shape[2], t.shape[1], t.shape[3])) for t in (query, key, value))
         for slope in slopes:
-            slope[layout.used :] = 0
+            slope[0 if window is not None else layout.used :] = 0
         inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
         of_output = (grad_out.transpose(1, 2)[0], out_NHd, lse_NH)
         for block in layout.prompts:
-            for slope, part in zip(
-                slopes, _backward_of_itself(kernel, inputs, of_output, block, scale), strict=True
-            ):
+            parts = _backward_of_itself(kernel, inputs, of_output, block, row, window, scale)
+            for slope, part in zip(slopes, parts, strict=True):
                 slope.index_copy_(0, block.packed_R, part)
         out, lse = out_NHd[None].transpose(1, 2), lse_NH[None].transpose(1, 2)
-        for group in layout.groups:
-            prompt, rest = slice(group.start, group.middle), slice(group.middle, group.stop)
-            if group.stop == group.middle:
-                continue
+        for rest, prompt, mask in row.crosses(window, query):
             grad, own_query, own_out, own_lse = (t[:, :, rest] for t in (grad_out, query, out, lse))
             tensors = grad, own_query, key[:, :, prompt], value[:, :, prompt], own_out, own_lse
-            parts = kernel(tensors, False, scale)
+            parts = kernel(tensors, False, scale, mask)
             slopes[0][rest] = parts[0][0].transpose(0, 1)
             slopes[1][prompt] += parts[1][0].transpose(0, 1)
             slopes[2][prompt] += parts[2][0].transpose(0, 1)
         for block in layout.completions:
-            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, of_output, block, scale)
+            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, of_output, block, row, window, scale)
             slopes[0].index_add_(0, block.packed_R, q_part)
             slopes[1].index_copy_(0, block.packed_R, k_part)
             slopes[2].index_copy_(0, block.packed_R, v_part)
-        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None, None, None)
+        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None, None, None, None)
 
 
 def _gather(tensor_Nx: Tensor, block: SelfBlock) -> Tensor:
@@ -411,10 +466,16 @@ def _only_real(tensor: Tensor, block: SelfBlock) -> Tensor:
 
 
 def _attend_to_itself(
-    kernel: ForwardKernel, inputs: tuple[Tensor, ...], block: SelfBlock, scale: float
+    kernel: ForwardKernel,
+    inputs: tuple[Tensor, ...],
+    block: SelfBlock,
+    row: _Row,
+    window: int | None,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the causal attention of the block's rows (R, heads, d) and its log-sum-exp (R, heads)."""
-    out, lse = kernel([_gather(t, block) for t in inputs], True, scale)
+    mask = row.band(block.index_nL.shape[1], window, inputs[0])
+    out, lse = kernel([_gather(t, block) for t in inputs], True, scale, mask)
     return _only_real(out, block), _only_real(lse, block)
 
 
@@ -423,6 +484,8 @@ def _backward_of_itself(
     inputs: tuple[Tensor, ...],
     of_output: tuple[Tensor, ...],
     block: SelfBlock,
+    row: _Row,
+    window: int | None,
     scale: float,
 ) -> list[Tensor]:
     """Return the gradients (R, heads, d) of query, key and value; ``given``: output's gradient, output, log-sum-exp."""
@@ -430,5 +493,6 @@ def _backward_of_itself(
     grad = grad_NHd.new_zeros((block.index_nL.numel(), *grad_NHd.shape[1:]))
     grad.index_copy_(0, block.real_R, grad_NHd[block.packed_R])  # padded queries pass no gradient
     grad = grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2)
-    parts = kernel((grad, *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH))), True, scale)
+    mask = row.band(block.index_nL.shape[1], window, inputs[0])
+    parts = kernel((grad, *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH))), True, scale, mask)
     return [_only_real(part, block) for part in parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,23 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Exaone4Config,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MambaConfig,
+    Ministral3Config,
+    MinistralConfig,
     MistralConfig,
+    Olmo3Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from algorist.training import shared_prefix
@@ -29,12 +38,14 @@ from algorist.training.packed import pack
 from algorist.training.shared_prefix import (
     _cpu_backward,
     _cpu_forward,
+    _Row,
     _SharedPrefixAttention,
     packed_attention,
     reference_attention,
 )
 
 VOCAB = 60
+LOCAL = ["sliding_attention", "full_attention"]
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -91,21 +102,25 @@ def test_head(cache_bytes: int, with_bias: bool, with_entropy: bool) -> None:
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_packed_attention_equals_the_reference() -> None:
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 9])
+def test_packed_attention_equals_the_reference(window: int | None) -> None:
     torch.manual_seed(0)
-    completions = [[7], [7, 8, 9, 1], [2, 3], [1, 2, 3, 4, 5], [9, 9], [3]]
-    layout = pack(a_batch([[1, 2, 3], [4], [5, 6]], completions, [0, 0, 0, 1, 1, 2]), block_tokens=7)
+    completions = [[7], [7, 8, 9, 1, 2, 3, 4], [2, 3], [1, 2, 3, 4, 5], [9, 9], [3] * 8]
+    prompts = [[1, 2, 3, 4, 5, 6], [4], [5, 6]]
+    layout = pack(a_batch(prompts, completions, [0, 0, 0, 1, 1, 2]), block_tokens=7)
     size = len(layout.tokens_N)
-    query = torch.randn(1, 4, size, 8, requires_grad=True)
-    key, value = (torch.randn(1, 2, size, 8, requires_grad=True) for _ in range(2))
+    query = torch.randn(1, 4, size, 8, dtype=torch.float64, requires_grad=True)
+    key, value = (torch.randn(1, 2, size, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     weights = torch.randn(1, 4, size, 8)
     results = []
-    kernel = _cpu_forward, _cpu_backward
-    for function, given in ((reference_attention, ()), (_SharedPrefixAttention.apply, kernel)):
-        out = function(query, key, value, layout, 0.3, *given)
+    kernel = window, 0.3, _cpu_forward, _cpu_backward
+    for out in (
+        reference_attention(query, key, value, layout, 0.3, window),
+        _SharedPrefixAttention.apply(query, key, value, _Row(layout), *kernel),
+    ):
         results.append((out, *torch.autograd.grad((out * weights).sum(), (query, key, value))))
     for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-13)
 
 
 def build(config: PreTrainedConfig, **kwargs: Any) -> Any:
@@ -157,12 +172,33 @@ COVERED = {
         },
     ),
     "mistral wide window": MistralConfig(**SHAPE, sliding_window=64),
+    "narrow window": MistralConfig(**SHAPE, sliding_window=6),
+}
+OF_OTHERS = {
+    "gemma3": Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=5, layer_types=LOCAL),
+    "smollm3": SmolLM3Config(**SHAPE, no_rope_layers=[1, 0], pad_token_id=0),
+    "olmo3": Olmo3Config(**SHAPE, sliding_window=5, layer_types=LOCAL),
+    "exaone4": Exaone4Config(**SHAPE, sliding_window=5, sliding_window_pattern=2),
+    "granite": GraniteConfig(
+        **SHAPE,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_scaling=1.5,
+    ),
+    "phi4_mini": Phi3Config(
+        **SHAPE,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ),
+    "ministral": MinistralConfig(**SHAPE, head_dim=8, sliding_window=5, layer_types=LOCAL),
+    "ministral3": Ministral3Config(**SHAPE, head_dim=8),
 }
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", COVERED | OF_OTHERS)
 def test_packed_and_plain_equal_the_models_own_forward(name: str) -> None:
-    model = build(COVERED[name])
+    model = build((COVERED | OF_OTHERS)[name])
     batch = rows()
     passes = {"packed": LogProbs(), "plain": LogProbs(packed=False)}
     assert passes["packed"].why_plain(model, batch) is None
@@ -245,6 +281,46 @@ def test_an_adapters_product_in_place_is_as_exact_as_pefts() -> None:
     assert 1e-4 < ours <= 1.2 * error() < 0.3
 
 
+@pytest.mark.parametrize("adapted", [False, True], ids=["all weights", "LoRA"])
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_the_packed_gradient_is_the_padded_one_in_float64(name: str, adapted: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = build(OF_OTHERS[name]).double()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):  # theirs computes in float32
+            module.forward = functools.partial(exact_norm, module, float("Gemma" in type(module).__name__))
+    if adapted:
+        config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+        get_peft_model(model, config).double()
+    batch = rows()
+    layout = pack(batch)
+    with packed_attention(model, layout):
+        packed = model.model(
+            input_ids=layout.tokens_N[None], position_ids=layout.positions_N[None], use_cache=False
+        ).last_hidden_state[0, layout.predict_M]
+    alone = []
+    for row, completion in enumerate(batch.completions):
+        prompt = batch.prompts[batch.prompt_of[row]]
+        ids = torch.tensor([prompt + completion])
+        alone.append(model.model(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1])
+    plain = torch.cat(alone)
+    torch.testing.assert_close(packed, plain, atol=1e-12, rtol=1e-12)
+    weights = torch.randn(plain.shape, dtype=torch.float64)
+    parameters = [p for n, p in model.named_parameters() if p.requires_grad and "lm_head" not in n]
+    found, expected = (
+        torch.cat([g.flatten() for g in torch.autograd.grad((out * weights).sum(), parameters)])
+        for out in (packed, plain)
+    )
+    assert expected.abs().max() > 0.1
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+
+
+def exact_norm(module: Any, offset: float, x: torch.Tensor) -> torch.Tensor:
+    eps = getattr(module, "eps", None) or module.variance_epsilon
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * (module.weight + offset)
+
+
 def test_float64_stays_float64() -> None:
     model = build(COVERED["llama"]).double()
     batch = a_batch([[1, 2, 3]], [[4, 5, 6, 7]], [0])
@@ -259,7 +335,6 @@ def test_float64_stays_float64() -> None:
 
 
 NOT_COVERED = {
-    "narrow window": (MistralConfig(**SHAPE, sliding_window=6), "sliding window"),
     "soft-capping": (Gemma2Config(**SHAPE, head_dim=8), "softcap"),
     "absolute positions in a packed row": (
         GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.5),

@@ -425,9 +425,8 @@ def _in_pairs(tensor: Tensor, head_dim: int, turned: int) -> Tensor:
     products stay the same.
     """
     heads = tensor.unflatten(0, (-1, head_dim))
-    pairs = (
-        heads[:, : 2 * turned].unflatten(1, (2, turned)).transpose(1, 2).flatten(1, 2)
-        if turned
-        else heads[:, :0]
-    )
-    return torch.cat([pairs, heads[:, 2 * turned :]], 1).flatten(0, 1)
+    if not turned:
+        return tensor
+    pairs = heads[:, : 2 * turned].unflatten(1, (2, turned)).transpose(1, 2).flatten(1, 2)
+    rest = heads[:, 2 * turned :]
+    return (torch.cat([pairs, rest], 1) if rest.shape[1] else pairs).flatten(0, 1)
