@@ -37,7 +37,7 @@ class GroupMap:
 
 @dataclass(slots=True)
 class Sight:
-    """What a layer sees at a step: the times of completions from ``first`` on, less ``start_mask`` (S·K, 1, times).
+    """View of a layer at a step: the times of completions from ``first`` on, less ``start_mask`` (S·K, 1, times).
 
     ``hidden_prompt`` (S, 1, T) tells the prompt's tokens that lie before the layer's window; None where none does.
     """
@@ -116,7 +116,7 @@ class Decoder:
         return x
 
     def _seen(self, past: int, size: int, window: int | None) -> Tensor | None:
-        """Return which of past + size tokens the last ``size`` attend to; None where that is merely causal."""
+        """Return the mask of the last ``size`` of past + size tokens; None where it is merely causal."""
         if not past and (window is None or size <= window):
             return None
         device = self.w.embedding_VH.device
@@ -154,7 +154,7 @@ class Decoder:
         return self._logits(x)
 
     def _sight(self, window: int | None, every: Sight, position_S: Tensor, now: int) -> Sight:
-        """Return what a layer with a window sees of what others see."""
+        """Return the part of the others' view that a layer with a window has."""
         size, first, mask = self.cache.prompt_size, every.first, every.start_mask
         if window is None or size + now - first < window:
             return every

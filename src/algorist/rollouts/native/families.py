@@ -1,4 +1,4 @@
-"""What a decoder is made of: the one description that the hand-written forward runs, read from a Hugging Face model.
+"""Description of a decoder, read from a Hugging Face model: the hand-written forward runs it.
 
 Modules and configuration say most of it: which norms stand before and after attention and MLP, norms of queries and keys,
 windows, rotations by kind of layer, factors. A family's entry says the rest. Adding a family is one entry of ``FAMILIES``.
@@ -26,7 +26,7 @@ class NotCovered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's modules do not say: what its norms add to their weights, and which attentions rotate queries and keys."""
+    """Properties of a family that its modules do not tell: what its norms add to their weights, and which attentions rotate queries and keys."""
 
     norm_offset: float = 0.0
     rotates: Callable[[Any], bool] = lambda attention: True
@@ -151,7 +151,7 @@ def describe(model: Any) -> Description:
 
 
 def _modules(layer: Any, window: int | None, rotation: int) -> LayerModules:
-    """Tell a layer's norms apart: a norm after the MLP says that the one called post_attention stands after attention."""
+    """Tell a layer's norms apart: a norm after the MLP says that the one called post_attention comes after attention."""
     sandwiched = hasattr(layer, "post_feedforward_layernorm")
     post = layer.post_attention_layernorm
     return LayerModules(
