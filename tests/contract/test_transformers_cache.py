@@ -7,7 +7,7 @@ import inspect
 import torch
 import transformers as hf
 from transformers import DynamicCache, GenerationConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from algorist.rollouts.native.families import describe, read_rotation
 from tests.unit.rollouts.rollout_models import FAMILIES, build, model_of
@@ -19,9 +19,17 @@ def test_cache_rows_can_be_selected() -> None:
         for layer in range(2):
             cache.update(torch.randn(3, 2, 4, 16), torch.randn(3, 2, 4, 16), layer)
         keys = cache.layers[0].keys.clone()
-        cache.batch_select_indices(torch.tensor([2, 0, 0]))
+        cache.reorder_cache(torch.tensor([2, 0, 0]))
         assert torch.equal(cache.layers[0].keys, keys[[2, 0, 0]])
         assert {type(layer) for layer in cache.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def test_rows_of_other_states_can_be_selected() -> None:
+    cache = DynamicCache(config=model_of("lfm2").config)
+    cache.update_conv_state(torch.arange(3.0).view(3, 1, 1).expand(3, 48, 4), 0, conv_kernel_size=3)
+    cache.reorder_cache(torch.tensor([2, 0]))
+    assert isinstance(cache.layers[0], LinearAttentionLayer)
+    assert cache.layers[0].conv_states[0][:, 0, 0].tolist() == [2.0, 0.0]
 
 
 def test_forward_takes_what_we_pass() -> None:

@@ -27,7 +27,7 @@ from algorist.models.sharding import plain_class, unwrap, wrapped_module
 from algorist.training.batch import Batch
 from algorist.training.lm_head import AtHead, OfHead, altered_logits, completion_log_probs
 from algorist.training.packed import Layout, NotPackable, pack, tiles
-from algorist.training.shared_prefix import packed_attention
+from algorist.training.shared_prefix import SHORT_CONVOLUTIONS, packed_attention
 
 log = logging.getLogger("algorist.training.log_probs")
 
@@ -360,7 +360,10 @@ def _refusal(model: nn.Module, base: Any) -> str | None:
     if not getattr(base, "_supports_attention_backend", False):
         return f"{name} does not take another attention function"
     config = base.config.get_text_config()
-    odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
+    covered = {"full_attention", "sliding_attention"}
+    if any(plain_class(module).__name__ in SHORT_CONVOLUTIONS for module in base.modules()):
+        covered.add("conv")
+    odd = sorted(set(getattr(config, "layer_types", None) or []) - covered)
     if odd:
         return f"{name} has layers of type {', '.join(odd)}"
     altered = altered_logits(config)

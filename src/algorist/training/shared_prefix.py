@@ -10,6 +10,7 @@ on GPUs, through the memory-efficient one; ``reference_attention`` elsewhere.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,10 +23,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
+from algorist.models.sharding import plain_class
 from algorist.training.loop_seam import RECOMPUTE
 from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy, input_on_host, mlp_in_tiles
 
 ATTENTION_NAME = "algorist_shared_prefix"
+SHORT_CONVOLUTIONS = ("Lfm2ShortConv",)
+"""Modules that multiply their input by a gate, convolve it, and multiply it by another gate."""
 ForwardKernel = Callable[..., tuple[Tensor, Tensor]]
 """(Query, key, value), causal, scale, mask → attention and its log-sum-exp."""
 BackwardKernel = Callable[..., tuple[Tensor, ...]]
@@ -54,6 +58,7 @@ class _Row:
         self.layout = layout
         self._crosses: dict[int | None, list[Cross]] = {}
         self._bands: dict[tuple[int, int | None], Tensor | None] = {}
+        self._places: dict[int, Tensor] = {}
 
     def crosses(self, window: int | None, like: Tensor) -> list[Cross]:
         """Return the attentions of completions to their prompts; with a window only where a token sees one of the prompt's."""
@@ -112,6 +117,31 @@ class _Row:
 
         return place(0), place(1)
 
+    def convolve(self, x_NH: Tensor, conv: nn.Conv1d) -> Tensor:
+        """Return a short causal convolution: a completion's first tokens are convolved with the last of their prompt."""
+        behind = torch.cat([x_NH, x_NH.new_zeros(1, x_NH.shape[1])])  # the last row: before the sequence
+        size = conv.kernel_size[0]
+        taps = [
+            behind[self._before(size - 1 - tap)] * conv.weight[:, 0, tap].to(x_NH.dtype)
+            for tap in range(size)
+        ]
+        total = torch.stack(taps).sum(0)
+        return total if conv.bias is None else total + conv.bias.to(x_NH.dtype)
+
+    def _before(self, distance: int) -> Tensor:
+        """Return for each packed token the place of the one ``distance`` before it in its sequence, N for none."""
+        if distance not in self._places:
+            count = len(self.layout.tokens_N)
+            places = torch.full_like(self.layout.tokens_N, count)
+            for block in (*self.layout.prompts, *self.layout.completions):
+                first, (start, length) = block.index_nL[:, :1], block.prompt_n2[..., None].unbind(1)
+                back = block.index_nL - first - distance  # below 0: in the prompt
+                source = torch.where(back >= 0, first + back, start + length + back)
+                source = source.masked_fill(back < -length, count)
+                places[block.packed_R] = source.view(-1)[block.real_R]
+            self._places[distance] = places
+        return self._places[distance]
+
 
 def _additive(seen: Tensor, like: Tensor) -> Tensor:
     return like.new_zeros((1, 1, *seen.shape)).masked_fill_(~seen, float("-inf"))
@@ -128,6 +158,9 @@ def packed_attention(model: Any, layout: Layout, *, sparing: bool = False) -> It
     least memory.
     """
     config, row = model.config.get_text_config(), _Row(layout)
+    for module in model.modules():
+        if plain_class(module).__name__ in SHORT_CONVOLUTIONS and "forward" not in vars(module):
+            module.forward = functools.partial(_short_convolution, module, module.forward)
     checkpointed = [m for m in model.modules() if hasattr(m, RECOMPUTE)]
     before = [getattr(module, RECOMPUTE) for module in checkpointed]
     for module, run in zip(checkpointed, before, strict=True):
@@ -208,6 +241,18 @@ def _interface(
     else:
         out = _SharedPrefixAttention.apply(query, key, value, row, window, scale, *kernel)
     return out.to(out_dtype).transpose(1, 2), None
+
+
+def _short_convolution(
+    module: Any, original: Callable[..., Tensor], hidden_states: Tensor, **more: Any
+) -> Tensor:
+    """Forward of a gated short convolution that knows the packed row."""
+    row = _ROW.get()
+    if row is None:
+        return original(hidden_states, **more)
+    before, after, x = module.in_proj(hidden_states).chunk(3, dim=-1)
+    out: Tensor = module.out_proj(after * row.convolve((before * x)[0], module.conv)[None])
+    return out
 
 
 AttentionInterface.register(ATTENTION_NAME, _interface)

@@ -129,6 +129,25 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any], bool]] = {
         {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
         False,
     ),
+    "lfm2": (
+        hf.Lfm2ForCausalLM,
+        hf.Lfm2Config,
+        {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        False,
+    ),
+    "qwen3_5": (
+        hf.Qwen3_5ForCausalLM,
+        hf.Qwen3_5TextConfig,
+        {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+        False,
+    ),
     "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, {"n_inner": 96}, False),
     "mixtral": (
         hf.MixtralForCausalLM,
@@ -194,7 +213,8 @@ def build(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> An
         # With tied embeddings the logits get their spread from the last norm, so that the residual stream, and with it
         # the greedy output, is made by the layers and not by the token just read.
         if model.config.tie_word_embeddings:
-            last_norm = getattr(model.base_model, "norm", None) or model.base_model.ln_f
+            base = model.base_model
+            last_norm = next(getattr(base, n) for n in ("norm", "embedding_norm", "ln_f") if hasattr(base, n))
             last_norm.weight.mul_(12.0).add_(12.0 if "gemma" in family else 0.0)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD

@@ -77,10 +77,12 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
     assert len({t for e in expected for t in e}) >= 20, (
         "the model's greedy output is too plain to prove anything"
     )
+    # transformers computes a gated delta rule in chunks or token by token, which round otherwise.
+    within = 5e-5 if family == "qwen3_5" else 1e-5
     for prompt, group in zip(prompts, groups, strict=True):
         found = torch.tensor(group[0].log_probs)
         torch.testing.assert_close(
-            found, fresh_log_probs(model, prompt, group[0].token_ids), atol=1e-5, rtol=0
+            found, fresh_log_probs(model, prompt, group[0].token_ids), atol=within, rtol=0
         )
 
 

@@ -16,6 +16,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MambaConfig,
     Ministral3Config,
@@ -193,6 +194,7 @@ OF_OTHERS = {
     ),
     "ministral": MinistralConfig(**SHAPE, head_dim=8, sliding_window=5, layer_types=LOCAL),
     "ministral3": Ministral3Config(**SHAPE, head_dim=8),
+    "lfm2": Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"], conv_L_cache=4, conv_bias=True),
 }
 
 

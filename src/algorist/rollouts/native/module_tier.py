@@ -1,7 +1,7 @@
 """Decoding with the model's own forward and cache: shared prefill, rows leave as they finish, any cached causal LM.
 
-Used for what the hand-written decoder does not cover: RoPE scaling, sliding windows, soft-capping, mixtures of experts,
-attention sinks, other architectures.
+Used for what the hand-written decoder does not cover: RoPE scaling, soft-capping, mixtures of experts, attention sinks,
+states that are no keys and values (convolutions, linear attention), other architectures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from algorist.models.sharding import unwrap
 from algorist.rollouts.base import Prompts
@@ -38,7 +38,9 @@ def why_no_module_tier(model: Any) -> str | None:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"its cache cannot be built ({type(error).__name__}: {error})"
     kinds = {type(layer) for layer in layers}
-    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+    if not all(
+        issubclass(k, LinearAttentionLayer) or k in (DynamicLayer, DynamicSlidingWindowLayer) for k in kinds
+    ):
         return f"its cache has layers of kind {', '.join(sorted(k.__name__ for k in kinds))}"
     return None
 
@@ -66,7 +68,7 @@ class ModuleTier:
         logits = self._forward(ids, mask if padded else None, position, cache)
         prompt_of_row = torch.tensor(wave.prompt_of_row, device=device)
         if prompt_of_row.tolist() != list(range(len(prompts))):
-            cache.batch_select_indices(prompt_of_row)
+            cache.reorder_cache(prompt_of_row)
         rows.admit(wave.rows)
         logits = logits.index_select(0, prompt_of_row)
         position = position[prompt_of_row, -1:] + 1
@@ -81,7 +83,7 @@ class ModuleTier:
                 rows.keep(alive)
                 if not len(rows):
                     return
-                cache.batch_select_indices(alive)
+                cache.reorder_cache(alive)
                 token, position, mask = token[alive], position[alive], mask[alive]
             filled += 1
             logits = self._forward(token.unsqueeze(1), mask[:, :filled] if padded else None, position, cache)
