@@ -118,7 +118,7 @@ def test_kernels_agree_with_dense_masks(kernel: str, heads: tuple[int, int]) -> 
             elif name == "blocks":
                 pair = shared_prefix._efficient_forward, shared_prefix._efficient_backward
                 out = shared_prefix._SharedPrefixAttention.apply(
-                    q, k, v, shared_prefix._Row(layout), None, 0.3, *pair
+                    q, k, v, shared_prefix._Row(layout), 0.3, *pair
                 )
             else:
                 out = shared_prefix.reference_attention(q, k, v, layout, 0.3)

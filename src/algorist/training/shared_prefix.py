@@ -54,39 +54,43 @@ class Cross(NamedTuple):
 class _Row:
     """A layout and what the kernels need to know of it, made once for all layers."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self._crosses: dict[int | None, list[Cross]] = {}
-        self._bands: dict[tuple[int, int | None], Tensor | None] = {}
-        self._places: dict[int, Tensor] = {}
+    def __init__(self, layout: Layout, window: int | None = None) -> None:
+        self.layout, self.window = layout, window
+        self._made: dict[Any, Any] = {}
 
-    def crosses(self, window: int | None, like: Tensor) -> list[Cross]:
-        """Return the attentions of completions to their prompts; with a window only where a token sees one of the prompt's."""
-        if window not in self._crosses:
-            groups = [g for g in self.layout.groups if g.stop > g.middle]
-            every = [Cross(slice(g.middle, g.stop), slice(g.start, g.middle), None) for g in groups]
-            near = every if window is None else [self._near(cross, window, like) for cross in every]
-            self._crosses[window] = [cross for cross in near if cross is not None]
-        return self._crosses[window]
+    def within(self, window: int | None) -> _Row:
+        """Return the row as layers with a window see it; itself where all of it lies within."""
+        if window is None or self.layout.longest <= window:
+            return self
+        if window not in self._made:
+            self._made[window] = _Row(self.layout, window)
+        return self._made[window]  # type: ignore[no-any-return]
 
-    def _near(self, cross: Cross, window: int, like: Tensor) -> Cross | None:
-        begin, end = cross.prompt.start, cross.prompt.stop
+    @cached_property
+    def crosses(self) -> list[Cross]:
+        """Attentions of completions to their prompts; with a window only where a token sees one of the prompt's."""
+        groups = [g for g in self.layout.groups if g.stop > g.middle]
+        every = [Cross(slice(g.middle, g.stop), slice(g.start, g.middle), None) for g in groups]
+        return every if self.window is None else [near for cross in every for near in self._near(cross)]
+
+    def _near(self, cross: Cross) -> list[Cross]:
+        window, begin, end = self.window or 0, cross.prompt.start, cross.prompt.stop
         position = self.layout.positions_N[cross.rest]
         rest = (position < end - begin - 1 + window).nonzero()[:, 0]
-        if not len(rest):
-            return None
         first = max(0, end - begin - window + 1)
-        seen = torch.arange(first, end - begin, device=like.device) > position[rest, None] - window
-        return Cross(rest + end, slice(begin + first, end), _additive(seen, like))
+        times = torch.arange(first, end - begin, device=position.device)
+        mask = _additive(times > position[rest, None] - window)
+        return [Cross(rest + end, slice(begin + first, end), mask)] if len(rest) else []
 
-    def band(self, width: int, window: int | None, like: Tensor) -> Tensor | None:
-        """Return the mask of rows that attend to themselves, or None where that is merely causal."""
-        if window is None or width <= window:
+    def band(self, width: int) -> Tensor | None:
+        """Return the mask of rows that attend to themselves, or None where it is merely causal."""
+        if self.window is None or width <= self.window:
             return None
-        if (width, window) not in self._bands:
-            seen = torch.ones(width, width, dtype=torch.bool, device=like.device).tril().triu(1 - window)
-            self._bands[width, window] = _additive(seen, like)
-        return self._bands[width, window]
+        if width not in self._made:
+            device = self.layout.tokens_N.device
+            every = torch.ones(width, width, dtype=torch.bool, device=device)
+            self._made[width] = _additive(every.tril().triu(1 - self.window))
+        return self._made[width]  # type: ignore[no-any-return]
 
     @cached_property
     def own(self) -> Edges:
@@ -119,18 +123,15 @@ class _Row:
 
     def convolve(self, x_NH: Tensor, conv: nn.Conv1d) -> Tensor:
         """Return a short causal convolution: a completion's first tokens are convolved with the last of their prompt."""
-        behind = torch.cat([x_NH, x_NH.new_zeros(1, x_NH.shape[1])])  # the last row: before the sequence
-        size = conv.kernel_size[0]
-        taps = [
-            behind[self._before(size - 1 - tap)] * conv.weight[:, 0, tap].to(x_NH.dtype)
-            for tap in range(size)
-        ]
+        weight_TH, size = conv.weight[:, 0].t().to(x_NH.dtype), conv.kernel_size[0]
+        padded = F.pad(x_NH, (0, 0, 0, 1))  # the last row: before the sequence
+        taps = [padded[self._before(size - 1 - tap)] * weight_TH[tap] for tap in range(size)]
         total = torch.stack(taps).sum(0)
         return total if conv.bias is None else total + conv.bias.to(x_NH.dtype)
 
     def _before(self, distance: int) -> Tensor:
         """Return for each packed token the place of the one ``distance`` before it in its sequence, N for none."""
-        if distance not in self._places:
+        if -distance not in self._made:
             count = len(self.layout.tokens_N)
             places = torch.full_like(self.layout.tokens_N, count)
             for block in (*self.layout.prompts, *self.layout.completions):
@@ -139,12 +140,12 @@ class _Row:
                 source = torch.where(back >= 0, first + back, start + length + back)
                 source = source.masked_fill(back < -length, count)
                 places[block.packed_R] = source.view(-1)[block.real_R]
-            self._places[distance] = places
-        return self._places[distance]
+            self._made[-distance] = places
+        return self._made[-distance]  # type: ignore[no-any-return]
 
 
-def _additive(seen: Tensor, like: Tensor) -> Tensor:
-    return like.new_zeros((1, 1, *seen.shape)).masked_fill_(~seen, float("-inf"))
+def _additive(seen: Tensor) -> Tensor:
+    return torch.zeros(1, 1, *seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 _ROW: ContextVar[_Row | None] = ContextVar("algorist_packed_row", default=None)
@@ -217,7 +218,7 @@ def _interface(
     layout = row.layout
     if dropout:
         raise NotPackable(f"attention dropout is {dropout}")
-    window = sliding_window if sliding_window is not None and layout.longest > sliding_window else None
+    row = row.within(sliding_window)
     for name in ("softcap", "s_aux", "sinks", "position_bias"):
         if kwargs.get(name) is not None:
             raise NotPackable(f"attention with {name}")
@@ -234,12 +235,12 @@ def _interface(
     dtype = torch.float32 if out_dtype in HALF and query.device.type == "cpu" else out_dtype
     query, key, value = (t.to(dtype) for t in (query, key, value))
     kernel = _kernel(query, value)
-    if kernel is None or (window is not None and on_gpu(query.device)):
-        out = reference_attention(query, key, value, layout, scale, window)
+    if kernel is None or (row.window is not None and on_gpu(query.device)):
+        out = reference_attention(query, key, value, layout, scale, row.window)
     elif kernel == "varlen":
         out = _Varlen.apply(query, key, value, row, scale)
     else:
-        out = _SharedPrefixAttention.apply(query, key, value, row, window, scale, *kernel)
+        out = _SharedPrefixAttention.apply(query, key, value, row, scale, *kernel)
     return out.to(out_dtype).transpose(1, 2), None
 
 
@@ -389,6 +390,7 @@ _LSE_ALIGNMENT = 32  # the memory-efficient kernel fills log-sum-exps up to it, 
 def _cpu_forward(
     tensors: Sequence[Tensor], causal: bool, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
+    mask = None if mask is None else mask.to(tensors[0].dtype)
     out, lse = _flash(*tensors, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
     return out, lse
 
@@ -396,6 +398,7 @@ def _cpu_forward(
 def _cpu_backward(
     tensors: Sequence[Tensor], causal: bool, scale: float, mask: Tensor | None = None
 ) -> tuple[Tensor, ...]:
+    mask = None if mask is None else mask.to(tensors[0].dtype)
     causal = causal and mask is None
     slopes: tuple[Tensor, ...] = _flash_backward(*tensors, 0.0, causal, attn_mask=mask, scale=scale)
     return slopes
@@ -436,7 +439,6 @@ class _SharedPrefixAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         row: _Row,
-        window: int | None,
         scale: float,
         kernel: ForwardKernel,
         kernel_backward: BackwardKernel,
@@ -447,45 +449,45 @@ class _SharedPrefixAttention(torch.autograd.Function):
         exact = torch.promote_types(query.dtype, torch.float32)
         lse_NH = torch.empty((size, heads), dtype=exact, device=query.device)
         out_NHd[layout.used :] = 0
-        if window is not None:  # what is too far from the prompt sees none of it
+        if row.window is not None:  # what is too far from the prompt sees none of it
             out_NHd.zero_()
             lse_NH.fill_(float("-inf"))
         inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
         for block in layout.prompts:
-            own, own_lse = _attend_to_itself(kernel, inputs, block, row, window, scale)
+            own, own_lse = _attend_to_itself(kernel, inputs, block, row, scale)
             out_NHd.index_copy_(0, block.packed_R, own)
             lse_NH.index_copy_(0, block.packed_R, own_lse)
-        for rest, prompt, mask in row.crosses(window, query):
+        for rest, prompt, mask in row.crosses:
             tensors = query[:, :, rest], key[:, :, prompt], value[:, :, prompt]
             part, part_lse = kernel(tensors, False, scale, mask)
             out_NHd[rest], lse_NH[rest] = part[0].transpose(0, 1), part_lse[0].t()
         for block in layout.completions:
-            own, own_lse = _attend_to_itself(kernel, inputs, block, row, window, scale)
+            own, own_lse = _attend_to_itself(kernel, inputs, block, row, scale)
             cross_lse = lse_NH[block.packed_R]
             total = torch.logaddexp(own_lse, cross_lse)
             share = (own_lse - total).exp_()[..., None].to(own.dtype)
             out_NHd.index_copy_(0, block.packed_R, torch.lerp(out_NHd[block.packed_R], own, share))
             lse_NH.index_copy_(0, block.packed_R, total)
         ctx.save_for_backward(query, key, value, out_NHd, lse_NH)
-        ctx.row, ctx.window, ctx.scale, ctx.kernel = row, window, scale, kernel_backward
+        ctx.row, ctx.scale, ctx.kernel = row, scale, kernel_backward
         return out_NHd[None].transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, out_NHd, lse_NH = ctx.saved_tensors
-        row, window, scale, kernel, grad_out = ctx.row, ctx.window, ctx.scale, ctx.kernel, grads[0]
+        row, scale, kernel, grad_out = ctx.row, ctx.scale, ctx.kernel, grads[0]
         layout = row.layout
         slopes = tuple(t.new_empty((t.shape[2], t.shape[1], t.shape[3])) for t in (query, key, value))
         for slope in slopes:
-            slope[0 if window is not None else layout.used :] = 0
+            slope[0 if row.window is not None else layout.used :] = 0
         inputs = tuple(t.transpose(1, 2)[0] for t in (query, key, value))
         of_output = (grad_out.transpose(1, 2)[0], out_NHd, lse_NH)
         for block in layout.prompts:
-            parts = _backward_of_itself(kernel, inputs, of_output, block, row, window, scale)
+            parts = _backward_of_itself(kernel, inputs, of_output, block, row, scale)
             for slope, part in zip(slopes, parts, strict=True):
                 slope.index_copy_(0, block.packed_R, part)
         out, lse = out_NHd[None].transpose(1, 2), lse_NH[None].transpose(1, 2)
-        for rest, prompt, mask in row.crosses(window, query):
+        for rest, prompt, mask in row.crosses:
             grad, own_query, own_out, own_lse = (t[:, :, rest] for t in (grad_out, query, out, lse))
             tensors = grad, own_query, key[:, :, prompt], value[:, :, prompt], own_out, own_lse
             parts = kernel(tensors, False, scale, mask)
@@ -493,11 +495,11 @@ class _SharedPrefixAttention(torch.autograd.Function):
             slopes[1][prompt] += parts[1][0].transpose(0, 1)
             slopes[2][prompt] += parts[2][0].transpose(0, 1)
         for block in layout.completions:
-            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, of_output, block, row, window, scale)
+            q_part, k_part, v_part = _backward_of_itself(kernel, inputs, of_output, block, row, scale)
             slopes[0].index_add_(0, block.packed_R, q_part)
             slopes[1].index_copy_(0, block.packed_R, k_part)
             slopes[2].index_copy_(0, block.packed_R, v_part)
-        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None, None, None, None)
+        return (*(slope[None].transpose(1, 2) for slope in slopes), None, None, None, None)
 
 
 def _gather(tensor_Nx: Tensor, block: SelfBlock) -> Tensor:
@@ -511,16 +513,10 @@ def _only_real(tensor: Tensor, block: SelfBlock) -> Tensor:
 
 
 def _attend_to_itself(
-    kernel: ForwardKernel,
-    inputs: tuple[Tensor, ...],
-    block: SelfBlock,
-    row: _Row,
-    window: int | None,
-    scale: float,
+    kernel: ForwardKernel, inputs: tuple[Tensor, ...], block: SelfBlock, row: _Row, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the causal attention of the block's rows (R, heads, d) and its log-sum-exp (R, heads)."""
-    mask = row.band(block.index_nL.shape[1], window, inputs[0])
-    out, lse = kernel([_gather(t, block) for t in inputs], True, scale, mask)
+    out, lse = kernel([_gather(t, block) for t in inputs], True, scale, row.band(block.index_nL.shape[1]))
     return _only_real(out, block), _only_real(lse, block)
 
 
@@ -530,7 +526,6 @@ def _backward_of_itself(
     of_output: tuple[Tensor, ...],
     block: SelfBlock,
     row: _Row,
-    window: int | None,
     scale: float,
 ) -> list[Tensor]:
     """Return the gradients (R, heads, d) of query, key and value; ``given``: output's gradient, output, log-sum-exp."""
@@ -538,6 +533,10 @@ def _backward_of_itself(
     grad = grad_NHd.new_zeros((block.index_nL.numel(), *grad_NHd.shape[1:]))
     grad.index_copy_(0, block.real_R, grad_NHd[block.packed_R])  # padded queries pass no gradient
     grad = grad.view(*block.index_nL.shape, *grad_NHd.shape[1:]).transpose(1, 2)
-    mask = row.band(block.index_nL.shape[1], window, inputs[0])
-    parts = kernel((grad, *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH))), True, scale, mask)
+    parts = kernel(
+        (grad, *(_gather(t, block) for t in (*inputs, out_NHd, lse_NH))),
+        True,
+        scale,
+        row.band(block.index_nL.shape[1]),
+    )
     return [_only_real(part, block) for part in parts]

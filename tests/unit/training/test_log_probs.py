@@ -114,10 +114,10 @@ def test_packed_attention_equals_the_reference(window: int | None) -> None:
     key, value = (torch.randn(1, 2, size, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     weights = torch.randn(1, 4, size, 8)
     results = []
-    kernel = window, 0.3, _cpu_forward, _cpu_backward
+    kernel = 0.3, _cpu_forward, _cpu_backward
     for out in (
         reference_attention(query, key, value, layout, 0.3, window),
-        _SharedPrefixAttention.apply(query, key, value, _Row(layout), *kernel),
+        _SharedPrefixAttention.apply(query, key, value, _Row(layout).within(window), *kernel),
     ):
         results.append((out, *torch.autograd.grad((out * weights).sum(), (query, key, value))))
     for expected, found in zip(*results, strict=True):

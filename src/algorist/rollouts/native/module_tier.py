@@ -68,7 +68,7 @@ class ModuleTier:
         logits = self._forward(ids, mask if padded else None, position, cache)
         prompt_of_row = torch.tensor(wave.prompt_of_row, device=device)
         if prompt_of_row.tolist() != list(range(len(prompts))):
-            cache.reorder_cache(prompt_of_row)
+            cache.reorder_cache(prompt_of_row)  # type: ignore[arg-type]
         rows.admit(wave.rows)
         logits = logits.index_select(0, prompt_of_row)
         position = position[prompt_of_row, -1:] + 1
@@ -83,7 +83,7 @@ class ModuleTier:
                 rows.keep(alive)
                 if not len(rows):
                     return
-                cache.reorder_cache(alive)
+                cache.reorder_cache(alive)  # type: ignore[arg-type]
                 token, position, mask = token[alive], position[alive], mask[alive]
             filled += 1
             logits = self._forward(token.unsqueeze(1), mask[:, :filled] if padded else None, position, cache)
