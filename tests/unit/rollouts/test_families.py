@@ -10,7 +10,7 @@ from algorist.rollouts.native.module_tier import why_no_module_tier
 from algorist.rollouts.native.weights import why_no_decoder
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs
-from tests.unit.rollouts.rollout_models import FAMILIES, model_of
+from tests.unit.rollouts.rollout_models import FAMILIES, build
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "engine.md"
 
@@ -23,7 +23,7 @@ def table() -> str:
     ways: dict[tuple[str, str], list[str]] = {}
     seen: set[str] = set()
     for family in FAMILIES:
-        model = model_of(family)
+        model = build(family)
         name = type(model).__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
         if name in seen:
             continue
