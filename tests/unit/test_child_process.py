@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -356,3 +357,19 @@ def test_a_reward_that_leaks_raises_hangs_and_dies_at_random_leaves_the_others_a
     assert sum(a != b for a, b in zip(right, found, strict=True)) <= faulty.failures
     whole(completions=texts[:1])
     assert me.num_fds() <= files + 4 and len(me.children(recursive=True)) <= children + 1
+
+
+def test_a_rewards_process_ends_with_its_last_holder(tmp_path: Path) -> None:
+    """A process that makes many runs kept two processes for each of the last 64 files."""
+    path = tmp_path / "mine.py"
+    path.write_text("def one(rollout, problem):\n    return 1.0\n\n\ndef two(rollout, problem):\n    return 0.5\n")
+    first = user.load_user_reward(f"{path}:one")
+    second = user.load_user_reward(f"{path}:two")
+    pid = first.function.child.pid  # type: ignore[attr-defined]
+    assert second.function.child.pid == pid  # type: ignore[attr-defined]
+    del first
+    gc.collect()
+    assert psutil.pid_exists(pid)
+    del second
+    gc.collect()
+    assert not psutil.pid_exists(pid)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import psutil
 
@@ -134,16 +135,20 @@ def load_user_reward(
     return Reward(name, function, bounds=function.bounds, **about)
 
 
-@lru_cache(maxsize=64)
+_processes: WeakValueDictionary[tuple[Any, ...], Child] = WeakValueDictionary()
+
+
 def _process(path: Path, modified_ns: int, environment: tuple[str, ...]) -> Child:
-    """Return the process of a file, which all its functions share; a file that has changed since gets a new one."""
-    return Child(
+    """Return the process of a file, which all its functions share until the last one is gone; a file that has changed since gets a new one."""
+    key = (path, modified_ns, environment)
+    child = _processes.get(key) or Child(
         "algorist.rewards.user:prepare",
         [str(path)],
         memory_mb=_memory_mb(),
         show=_show,
         without=secret_variables() - set(environment),
     )
+    return _processes.setdefault(key, child)
 
 
 def _show(text: str) -> None:

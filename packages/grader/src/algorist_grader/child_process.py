@@ -55,7 +55,7 @@ class Answer:
 
 
 class Child:
-    """One worker process; it starts when it is first needed and again after it ended.
+    """One worker process; it starts when it is first needed, again after it ended, and ends when its last holder is gone.
 
     Args:
         target: ``module:function``, called in the worker.
@@ -140,6 +140,11 @@ class Child:
             self._close()
         finally:
             self._lock.release()
+
+    def __del__(self) -> None:
+        """End the process when nobody can ask it any more."""
+        with contextlib.suppress(Exception):
+            self.close()
 
     def _close(self) -> None:
         process, pipes, self._process, self._pipes = self._process, self._pipes, None, None
