@@ -362,7 +362,9 @@ def test_a_reward_that_leaks_raises_hangs_and_dies_at_random_leaves_the_others_a
 def test_a_rewards_process_ends_with_its_last_holder(tmp_path: Path) -> None:
     """A process that makes many runs kept two processes for each of the last 64 files."""
     path = tmp_path / "mine.py"
-    path.write_text("def one(rollout, problem):\n    return 1.0\n\n\ndef two(rollout, problem):\n    return 0.5\n")
+    path.write_text(
+        "def one(rollout, problem):\n    return 1.0\n\n\ndef two(rollout, problem):\n    return 0.5\n"
+    )
     first = user.load_user_reward(f"{path}:one")
     second = user.load_user_reward(f"{path}:two")
     pid = first.function.child.pid  # type: ignore[attr-defined]

@@ -6,16 +6,18 @@ counted on a short real forward (the bytes that autograd saves, per token) and s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from algorist.config.schema import GRPOSection, SFTSection
+from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.models.memory import memory_limit, memory_now
 from algorist.models.precision import Precision, compute_dtype, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
+from algorist.rollouts.native.decoder_tier import rows_at_a_time
 from algorist.rollouts.native.engine import CACHE_SHARE
 from algorist.rollouts.native.graph_buffers import Room, slots_for
 from algorist.rollouts.native.graph_tier import KEPT_SHARE
@@ -79,6 +81,16 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """What an engine is asked for at once: completions, those of one prompt, tokens of the longest prompt and completion."""
+
+    rows: int
+    group_size: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedStep:
     """A step of GRPO as extensions are asked about its memory (``Extension.preview``).
 
@@ -107,6 +119,7 @@ def plan_step(
     part_tokens: int | None = None,
     extensions: Extensions | None = None,
     device: torch.device | None = None,
+    evaluations: Sequence[Request] = (),
 ) -> MemoryPlan:
     """Return the plan of a step of SFT, or of GRPO with its sampling.
 
@@ -119,6 +132,7 @@ def plan_step(
         part_tokens: Most tokens of one forward and backward.
         extensions: Those that take part in GRPO; with ``base_bytes`` their models are not in it.
         device: Where a model of shapes only will be; a GPU when left out.
+        evaluations: What is sampled between steps and after them; on a CPU it is planned too.
     """
     base = unwrap(model)
     own = next(base.parameters()).device
@@ -141,9 +155,14 @@ def plan_step(
         most_alone = max((alone for _, alone in sizes), default=0)
         return replace(plan, extensions=sum(held for held, _ in sizes), scoring=most_alone)
 
+    requests = list(evaluations)
     if grpo is not None:
-        sampling = _sampling_on_cpu if on_cpu else _with_sampling
-        fixed = with_extensions(sampling(base, fixed, shape.prompt_tokens, grpo, precision))
+        requests.append(Request(grpo.rows, grpo.group_size, shape.prompt_tokens, grpo.max_completion_tokens))
+    if on_cpu and requests:
+        fixed = _sampling_on_cpu(base, fixed, requests, precision)
+    elif grpo is not None:
+        fixed = _with_sampling(base, fixed, shape.prompt_tokens, grpo, precision)
+    fixed = with_extensions(fixed)
     part_tokens = part_tokens or _part_tokens(model, base, fixed, section, precision, device)
     tokens, completions = _largest_part(shape, section, part_tokens)
     activations = _activations(base, tokens, section.gradient_checkpointing, precision)
@@ -156,6 +175,15 @@ def plan_step(
         allocator=int(holes * activations),
     )
     return with_extensions(plan)
+
+
+def evaluations_of(recipe: Recipe, prompt_tokens: int, problems: int | None = None) -> list[Request]:
+    """Return what the evaluations of a recipe ask of an engine: greedy completions, and the sampled ones."""
+    section = recipe.eval
+    new = section.max_completion_tokens or recipe.grpo.max_completion_tokens
+    prompts = min(section.batch_size, problems or section.batch_size)
+    counts = {1, section.samples or 1} if section.enabled else ()
+    return [Request(prompts * count, count, prompt_tokens, new) for count in counts]
 
 
 def _largest_part(
@@ -204,18 +232,26 @@ def _with_sampling(
 
 
 def _sampling_on_cpu(
-    base: Any, plan: MemoryPlan, prompt_tokens: int, section: GRPOSection, precision: Precision
+    base: Any, plan: MemoryPlan, requests: Sequence[Request], precision: Precision
 ) -> MemoryPlan:
     """Add the memory of sampling: weights laid out for decoding, one of them as it is made, prompts in one pass, cache, logits."""
-    rows, new, config = section.rows, section.max_completion_tokens, base.config.get_text_config()
-    prompts = -(-rows // section.group_size)
+    config = base.config.get_text_config()
     linear = [p.numel() for name, p in base.named_parameters() if p.dim() == 2 and "lora_" not in name]
     if base.get_output_embeddings().weight is not base.get_input_embeddings().weight:
         linear.remove(base.get_input_embeddings().weight.numel())
     laid_out = (sum(linear) + 2 * max(linear)) * precision.compute.itemsize
-    cache = (prompts * prompt_tokens + rows * new) * _cache_bytes(base, precision, torch.device("cpu"))
-    first_pass = prompts * prompt_tokens * 4 * (3 * config.intermediate_size + 8 * config.hidden_size)
-    return replace(plan, kv_cache=laid_out + cache + max(first_pass, LOGITS * 4 * rows * _head(base)))
+
+    token = _cache_bytes(base, precision, torch.device("cpu"))
+
+    def taken(request: Request) -> int:
+        rows = rows_at_a_time(config.hidden_size, torch.device("cpu"), request.rows)
+        waits = rows < request.rows
+        prompt_tokens = (-(-rows // request.group_size) + waits) * request.prompt_tokens
+        times = request.new_tokens * (1.5 if waits else 1)  # rows that come later begin later
+        first_pass = prompt_tokens * 4 * (3 * config.intermediate_size + 8 * config.hidden_size)
+        return int((prompt_tokens + rows * times) * token) + max(first_pass, LOGITS * 4 * rows * _head(base))
+
+    return replace(plan, kv_cache=laid_out + max(map(taken, requests)))
 
 
 def _part_tokens(

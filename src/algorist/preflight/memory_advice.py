@@ -18,7 +18,7 @@ from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import LoraSection
 from algorist.models.load import add_lora
 from algorist.models.precision import Precision
-from algorist.preflight.memory import MemoryPlan, Shape, plan_step
+from algorist.preflight.memory import MemoryPlan, Shape, evaluations_of, plan_step
 from algorist.store.stages import Stage
 from algorist.training.extension import Extensions
 from algorist.training.faults import smaller_batch
@@ -93,6 +93,7 @@ def plan_from_config(
         part_tokens=section.micro_batch_tokens,
         extensions=Extensions.of(recipe),
         device=device,
+        evaluations=evaluations_of(recipe, prompt_tokens),
     )
 
 

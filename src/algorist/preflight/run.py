@@ -28,7 +28,7 @@ from algorist.models.memory import bounded_memory, memory_limit, memory_now
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import advise
 from algorist.preflight.completions import Look, Sampler
-from algorist.preflight.memory import plan_step
+from algorist.preflight.memory import evaluations_of, plan_step
 from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
 from algorist.preflight.reward_audit import audit_own
 from algorist.preflight.time import (
@@ -244,6 +244,7 @@ class _Inspection:
                 getattr(recipe, stage),
                 base_bytes=memory_now(),
                 extensions=self.plan.extensions,
+                evaluations=evaluations_of(recipe, self.sizes.longest_prompt, len(data.held_out)),
             ).as_dict()
             for stage in self.result.batch
         }

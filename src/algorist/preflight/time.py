@@ -30,6 +30,7 @@ from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES
+from algorist.rollouts.native.decoder_tier import rows_at_a_time
 from algorist.store.run_log import duration
 from algorist.store.stages import STAGES
 from algorist.training.batch import Batch
@@ -47,6 +48,8 @@ FEW, SHORT, LONG = 4, 4, 256
 """Rows of a small batch; tokens of a short prompt and at most of a long one."""
 COMPLETION = 64
 """Tokens of a measured completion: enough for each kind of work that its products are as fast as in a step."""
+MANY = 1 << 20
+"""Rows, more than anybody asks for."""
 LOOKED_AT = 100
 """Prompts and demonstrations whose length is measured."""
 SWEEPS = 8
@@ -137,6 +140,7 @@ class Speed:
         product: A product (one weight, one token) forward and backward.
         optimizer: A step of the optimizer.
         token, head: Products of a token, and those of the head, which completions need alone.
+        together: Most rows of a decode step.
         free: Share of the time in which there was a processor for this process; the seconds are those of a free machine.
     """
 
@@ -148,11 +152,13 @@ class Speed:
     optimizer: float
     token: float
     head: float
+    together: int
     free: float = 1.0
 
     def sampling(self, prompt_tokens: float, lengths: Sequence[int]) -> float:
-        """Return the seconds of one call: rows leave as they end."""
-        return self.call + self.prompt * prompt_tokens + self.step * max(lengths) + self.row * sum(lengths)
+        """Return the seconds of one call: rows leave as they end, and those that wait take their place."""
+        steps = max(max(lengths), sum(lengths) / self.together)
+        return self.call + self.prompt * prompt_tokens + self.step * steps + self.row * sum(lengths)
 
     def update(self, tokens: float, completions: float, passes: float = 1.0) -> float:
         """Return the seconds of an optimizer step: ``tokens`` in all, ``completions`` of them at the head."""
@@ -204,7 +210,12 @@ def measure(
         call, of_prompt, step, row = _sampling(recipe, policy, list(prompt[:LONG]), device)
         product, optimizer = _update(recipe, policy, list(prompt[:LONG]), device, backward)
     free = min(1.0, (free_clock() - began_free) / (time.perf_counter() - began))
-    return Speed(call, of_prompt, step, row, product, optimizer, token, head, free)
+    return Speed(call, of_prompt, step, row, product, optimizer, token, head, _together(policy, device), free)
+
+
+def _together(policy: Policy, device: torch.device) -> int:
+    width = policy.model.config.get_text_config(decoder=True).hidden_size
+    return rows_at_a_time(width, device, MANY)
 
 
 def _sampling(
@@ -218,7 +229,8 @@ def _sampling(
         "auto" if ENGINES.get(section.engine).own_device else section.engine, policy.model, policy.tokenizer
     )
     params = replace(sampling_params(section, recipe.seed), stop_strings=())
-    rows = max(FEW + 1, section.rows if section.enabled else recipe.eval.batch_size)
+    rows = section.rows if section.enabled else recipe.eval.batch_size
+    rows = max(FEW + 1, min(rows, _together(policy, device)))
 
     def took(prompt: list[int], rows: int, tokens: int) -> float:
         exact = replace(params, max_new_tokens=tokens, min_new_tokens=tokens)
@@ -375,7 +387,7 @@ def total(times: Mapping[str, Any]) -> float:
 def might_last(recipe: Recipe, model: Any, sizes: Sizes, batch: Mapping[str, Any], seconds: float) -> bool:
     """Return whether a recipe could last so long on a slow machine: only then is the machine worth measuring before a run."""
     token, head = products(model)
-    slow = Speed(0.0, token / AT_LEAST, 0.0, (token + head) / AT_LEAST, 3 / AT_LEAST, 0.0, token, head)
+    slow = Speed(0.0, token / AT_LEAST, 0.0, (token + head) / AT_LEAST, 3 / AT_LEAST, 0.0, token, head, 1)
     return total(seconds_of(recipe, sizes, slow, batch)) > seconds
 
 

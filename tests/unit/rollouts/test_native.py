@@ -10,9 +10,10 @@ import torch
 import transformers as hf
 
 from algorist.errors import ConfigError, EngineError
-from algorist.models.products import bucket, fixed_linear, onednn_works
+from algorist.models.products import WIDE, bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
-from algorist.rollouts.native.decoder_tier import plan_room
+from algorist.rollouts.native.decoder import Decoder
+from algorist.rollouts.native.decoder_tier import ROWS_AT_A_TIME, plan_room
 from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
 from algorist.rollouts.native.families import FAMILIES, Family
 from algorist.rollouts.native.kv_cache import KVCache
@@ -231,3 +232,26 @@ def test_buckets_are_few_and_large_enough() -> None:
 def test_onednn_is_found_where_torch_has_it() -> None:
     assert onednn_works(torch.float32) == torch.backends.mkldnn.is_available()
     assert not onednn_works(torch.float64)
+
+
+def test_a_cpu_decodes_few_rows_of_a_wide_model_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of 256 problems takes the cache of 64, and each row the tokens that it has alone."""
+    config = hf.Qwen2Config(
+        vocab_size=64, hidden_size=WIDE, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.Qwen2ForCausalLM(config).eval()
+    prompts = [[1 + i % 50, 2 + i % 7, 3] for i in range(100)]
+    params = SamplingParams(max_new_tokens=12, seed=3, stop_token_ids=(5, 9, 11))
+    most, step = [0], Decoder.step
+
+    def counted(self: Decoder, token_S: torch.Tensor, *rest: Any) -> torch.Tensor:
+        most.append(len(token_S))
+        return step(self, token_S, *rest)
+
+    monkeypatch.setattr(Decoder, "step", counted)
+    completions = NativeEngine(model, tier="decoder").generate(prompts, 2, params)
+    assert max(most) == ROWS_AT_A_TIME
+    expected = NativeEngine(model, tier="module").generate(prompts, 2, params)
+    assert [[c.token_ids for c in g] for g in completions] == [[c.token_ids for c in g] for g in expected]

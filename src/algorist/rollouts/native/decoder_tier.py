@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorist.errors import EngineError
 from algorist.models.precision import HALF, weight_dtype
-from algorist.models.products import bucket
+from algorist.models.products import WIDE, bucket
 from algorist.rollouts.base import Prompts, SamplingParams
 from algorist.rollouts.model_info import ModelSetting
 from algorist.rollouts.native.decoder import Decoder, GroupMap
@@ -30,6 +30,9 @@ _GAP, _GAP_IN_16_BIT = 1e-3, 0.3
 """Accepted mean difference of log-probs between the decoder and the model's own forward."""
 _PREFIX_SAVES = 256
 """Tokens saved from which a prefix gets its own pass: a pass of few tokens costs as much as one of a hundred."""
+ROWS_AT_A_TIME = 64
+"""Rows of a wide model that a CPU decodes together; those that wait take the place of those that end. 128 were 1.05 and 1.1 times as fast
+(0.5B and 135M in bfloat16, one core of an Intel Xeon with AMX) and took twice the cache."""
 
 
 class DecoderTier:
@@ -43,10 +46,19 @@ class DecoderTier:
     def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
         """Fill ``rows``."""
         longest = max(len(p) for p in prompts)
-        slots, places = plan_room(len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget)
+        width = self.model.config.get_text_config(decoder=True).hidden_size
+        most = rows_at_a_time(width, rows.device, len(prompts) * group_size)
+        slots, places = plan_room(
+            len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget, most
+        )
         weights = read_weights(self.model, bucket(slots), exact=self._exact)
         decoder = Decoder(weights, longest + rows.params.max_new_tokens + 1)
         Schedule(prompts, rows, group_size, decoder, slots, places).run()
+
+
+def rows_at_a_time(width: int, device: torch.device, rows: int) -> int:
+    """Return how many of a request's rows a model of this width decodes together."""
+    return min(rows, ROWS_AT_A_TIME) if device.type == "cpu" and width >= WIDE else rows
 
 
 @torch.no_grad()
@@ -70,23 +82,25 @@ def disagreement(model: Any, setting: ModelSetting) -> str | None:
 
 
 def plan_room(
-    prompts: int, longest: int, group_size: int, max_new_tokens: int, token_budget: int | None
+    prompts: int,
+    longest: int,
+    group_size: int,
+    max_new_tokens: int,
+    token_budget: int | None,
+    most_rows: int | None = None,
 ) -> tuple[int, int]:
     """Return the numbers of rows and of prompts that the cache may hold at a time.
 
     Raises:
         EngineError: One row alone is over the budget.
     """
-    rows = prompts * group_size
-    if token_budget is None:
-        return rows, prompts
-    slots = rows
+    slots = most_rows or prompts * group_size
     while slots > 0:
         places = min(prompts, -(-slots // group_size) + (slots > 1))
-        if slots * max_new_tokens + places * longest <= token_budget:
+        if token_budget is None or slots * max_new_tokens + places * longest <= token_budget:
             return slots, places
         slots = slots - max(1, slots // 16)
-    raise EngineError(too_small(token_budget, longest, max_new_tokens))
+    raise EngineError(too_small(token_budget or 0, longest, max_new_tokens))
 
 
 def common_prefix(prompts: Prompts) -> int:

@@ -86,6 +86,7 @@ class KVCache:
         self._refresh_prompts()
 
     def _resize_rows(self, slots: int, times: int) -> None:
+        self.keys, self.values = [], []  # views, which would keep what each layer leaves
         for i, row in enumerate(self._row):
             room = self._empty(slots, times)
             rows, old = min(slots, row.shape[1]), min(times, row.shape[3])
