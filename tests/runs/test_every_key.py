@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[list[str], dict[str, Any]]] = {
         "grpo.steps_per_generation": 4, "grpo.max_completion_tokens": 5, "grpo.temperature": 0.5, "grpo.top_p": 0.3, "grpo.top_k": 3,
         "grpo.min_p": 0.9, "grpo.stop_strings": "[e, a, o, t]", "grpo.loss.name": "cispo", "grpo.loss.delta": 1.01, "grpo.advantage": "group_centered", "grpo.beta": 0.5,
         "grpo.reduction": "seq-mean-token-sum", "grpo.positive_weight": 0.1, "grpo.off_policy_mask": 1e-9,
-        "grpo.entropy_bonus": 0.1, "grpo.top_entropy_share": 0.5, "grpo.loss.clip_low": 0.001, "grpo.loss.clip_high": 0.001,
+        "grpo.entropy_bonus": 0.1, "grpo.top_entropy_share": 0.5, "grpo.update_share": ["grpo.group_size=4", 0.5], "grpo.loss.clip_low": 0.001, "grpo.loss.clip_high": 0.001,
         "grpo.loss.importance": "sequence", "grpo.mask_truncated_completions": True, "grpo.micro_batch_tokens": 16,
         "grpo.resample.max_share": ["grpo.resample={when_below: 1, max_rounds: 1}", 0.5], "grpo.eval_every": ["eval.enabled=true", 2], "grpo.samples_every": 1,
         "grpo.keep_best": ["eval.enabled=true", "grpo={eval_every: 1, save_steps: 1, save_total_limit: 1}", False],

@@ -1,6 +1,6 @@
 """Weights of completions and tokens: a function each, whose keys are in ``grpo``.
 
-``positive_weight``, ``drop_equal_groups`` and ``sampler_correction`` weigh a rollout batch once, ``top_entropy_share`` the tokens of each
+``update_share``, ``positive_weight``, ``drop_equal_groups`` and ``sampler_correction`` weigh a rollout batch once, ``top_entropy_share`` the tokens of each
 step, ``off_policy_mask`` the completions of each part of it; ``entropy_control`` moves the entropy bonus after each step.
 
 Why ``sequence_mask`` is the default of ``sampler_correction``, as it is TRL's. The policy gradient of a completion asks for the ratio of
@@ -70,6 +70,9 @@ class _Keys(Section):
     top_entropy_share: float = Field(1.0, gt=0, le=1)
     """Share of a step's tokens that the loss counts: those where the policy was least certain, found by one more forward pass; 1 counts
     all."""
+    update_share: float = Field(1.0, gt=0, le=1)
+    """Share of each group that the update computes: the completions whose rewards are furthest apart (PODS). An update of half of them takes
+    about half of the time; 1 computes all."""
 
 
 @extension
@@ -95,6 +98,12 @@ class Weights(Extension):
                 "grpo.drop_equal_groups with a mean over micro-batches: which of them a group is in decides what it is divided by; take "
                 "grpo.reduction=token-mean"
             )
+        least = round(section.update_share * section.group_size)
+        if section.update_share < 1 and least < 2:
+            yield (
+                f"grpo.update_share={section.update_share:g} of a group of {section.group_size} is {least}; two are compared at least: take "
+                f"grpo.update_share={2 / section.group_size:g}"
+            )
         inexact = section.sampler_correction is not None and not ENGINES.get(section.engine).exact
         if inexact and section.loss.name == "vespo":
             yield (
@@ -107,6 +116,8 @@ class Weights(Extension):
         )
 
     def batch(self, batch: Batch, policy: Policy) -> Batch:
+        if self.section.update_share < 1:
+            batch = keep_furthest(batch, policy, self.section)
         if self.section.positive_weight != 1:
             batch = weigh_positive(batch, self.section.positive_weight)
         if self.section.drop_equal_groups:
@@ -144,6 +155,30 @@ class Weights(Extension):
 def counted(batch: Batch, factors: Tensor) -> Batch:
     """Return a batch whose tokens count as often as before, times ``factors`` (B, T)."""
     return replace(batch, counted=factors if batch.counted is None else batch.counted * factors)
+
+
+def keep_furthest(batch: Batch, policy: Policy, section: Any) -> Batch:
+    """Leave out of each group all but the m completions whose advantages vary most, which then have the mean that all n had.
+
+    A loss that is a mean over completions is one over those kept. With rewards of 0 and 1 of which a share q is right among those kept, a
+    group of a baseline pushes by q (1 - q) / (p (1 - p)) ∇p for a problem of pass rate p, in expectation over the groups: a factor
+    between 1 and n / m, largest for the easiest and hardest. All n together push by a constant: what is optimised stays monotone in p,
+    and rare answers count more.
+
+    Source: PODS (2504.13818) algorithm 2, max-variance down-sampling.
+    """
+    from algorist.objectives import furthest_mask
+
+    value = (batch.advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
+    up, down = (policy.everyone(part.clamp(min=0)) for part in (value, -value))
+    value_PG = (up - down).view(-1, section.group_size)
+    kept_PG = furthest_mask(value_PG, round(section.update_share * section.group_size))
+    mean_P1 = (value_PG * kept_PG).sum(1, keepdim=True) / kept_PG.sum(1, keepdim=True)
+    shift_PG = (mean_P1 - value_PG.mean(1, keepdim=True)).expand_as(value_PG)
+    first = policy.rank * len(batch)
+    kept, shift = (x.reshape(-1)[first : first + len(batch), None] for x in (kept_PG, shift_PG))
+    factors = (kept * (section.group_size / kept_PG[0].sum())).expand(batch.mask.shape)
+    return counted(replace(batch, advantages=(batch.advantages - shift) * kept), factors.contiguous())
 
 
 def weigh_positive(batch: Batch, weight: float) -> Batch:

@@ -71,14 +71,14 @@ def step_weights(batch: Batch, objective: Objective, *, tokens: float, micro_bat
 
 def rows_to_compute(batch: Batch, objective: Objective, extensions: Extensions) -> list[int]:
     """Return the completions that need a forward pass, completions of a prompt together; always at least one."""
-    counts = batch.mask.any(1)
+    counts = batch.mask if batch.counted is None else batch.mask & (batch.counted != 0)
     if (
         objective.skip
         and objective.loss.zero_advantage_adds_nothing
         and not (objective.entropy_bonus or any(e.needs_every_row for e in extensions))
     ):
-        counts = ((batch.advantages != 0) & batch.mask).any(1)
-    rows = counts.nonzero()[:, 0].tolist()
+        counts = counts & (batch.advantages != 0)
+    rows = counts.any(1).nonzero()[:, 0].tolist()
     if not rows:  # every parameter needs a gradient, and every process takes part in its reduction
         rows = [min(range(len(batch)), key=lambda row: len(batch.completions[row]))]
     return batch.in_group_order(rows)
