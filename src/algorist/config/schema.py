@@ -419,7 +419,7 @@ class EvalSection(Section):
     max_completion_tokens: int | None = Field(None, ge=1)
     """Longest completion; that of GRPO when left out."""
     batch_size: int = Field(256, ge=1)
-    """Problems per engine call, which takes them in turns where memory or processor want fewer at a time; it is saved when it ends."""
+    """Problems per engine call."""
     stop_strings: list[str] = Field(default_factory=list)
     """Texts that end a completion, beside the end token; it is cut after the first one."""
     baseline: bool = False

@@ -57,7 +57,7 @@ class CorrectionSection(Section):
 
 class _Keys(Section):
     drop_equal_groups: bool = False
-    """Leave groups whose advantages are all 0 out of the mean over the step, which they only make smaller."""
+    """Leave groups whose advantages are all 0 out of the mean over the step."""
     entropy_control: EntropySection | None = None
     """Raise the weight of the entropy while the policy's entropy is below a target."""
     off_policy_mask: float | None = Field(None, gt=0)
@@ -68,11 +68,9 @@ class _Keys(Section):
     sampler_correction: CorrectionSection | None = Field(default_factory=CorrectionSection)
     """Correct the loss for an engine whose log-probs differ from the trainer's; null does not."""
     top_entropy_share: float = Field(1.0, gt=0, le=1)
-    """Share of a step's tokens that the loss counts: those where the policy was least certain, found by one more forward pass; 1 counts
-    all."""
+    """Share of a step's tokens that the loss counts: those where the policy was least certain."""
     update_share: float = Field(1.0, gt=0, le=1)
-    """Share of each group that the update computes: the completions whose rewards are furthest apart (PODS). An update of half of them takes
-    about half of the time; 1 computes all."""
+    """Share of each group that the update computes, its rewards furthest apart (PODS)."""
 
 
 @extension
@@ -167,8 +165,6 @@ def keep_furthest(batch: Batch, policy: Policy, section: Any) -> Batch:
 
     Source: PODS (2504.13818) algorithm 2, max-variance down-sampling.
     """
-    from algorist.objectives import furthest_mask
-
     value = (batch.advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
     up, down = (policy.everyone(part.clamp(min=0)) for part in (value, -value))
     value_PG = (up - down).view(-1, section.group_size)
@@ -179,6 +175,22 @@ def keep_furthest(batch: Batch, policy: Policy, section: Any) -> Batch:
     kept, shift = (x.reshape(-1)[first : first + len(batch), None] for x in (kept_PG, shift_PG))
     factors = (kept * (section.group_size / kept_PG[0].sum())).expand(batch.mask.shape)
     return counted(replace(batch, advantages=(batch.advantages - shift) * kept), factors.contiguous())
+
+
+def furthest_mask(value_PG: Tensor, count: int) -> Tensor:
+    """Keep the ``count`` values of each row whose variance is largest, some of its least and some of its greatest; return (P, G) of bool.
+
+    Source: PODS (2504.13818) section 3: no other choice has a larger variance.
+    """
+    import torch
+
+    size, order_PG = value_PG.shape[1], value_PG.argsort(dim=1, stable=True)
+    # one choice for each number of the least
+    places = [[*range(low), *range(size - count + low, size)] for low in range(count + 1)]
+    places_CK = torch.tensor(places, device=value_PG.device)
+    values_PCK = value_PG.double().gather(1, order_PG)[:, places_CK]
+    places_PK = places_CK[values_PCK.var(dim=2, correction=0).argmax(1)]
+    return torch.zeros_like(value_PG, dtype=torch.bool).scatter_(1, order_PG.gather(1, places_PK), True)
 
 
 def weigh_positive(batch: Batch, weight: float) -> Batch:

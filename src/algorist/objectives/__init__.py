@@ -32,7 +32,6 @@ from algorist.objectives.losses import (
     token_losses,
 )
 from algorist.objectives.masks import (
-    furthest_mask,
     masked_mean,
     masked_normalize,
     masked_sum,
@@ -53,8 +52,7 @@ from algorist.objectives.ratios import (
 from algorist.objectives.reductions import Reduction, token_weights
 
 __all__ = [
-    "ADVANTAGES", "LOSSES", "Loss", "Objective", "Reduction", "advantage", "advantage_named", "batch_normalized", "furthest_mask",
-    "group_centered",
+    "ADVANTAGES", "LOSSES", "Loss", "Objective", "Reduction", "advantage", "advantage_named", "batch_normalized", "group_centered",
     "group_normalized", "k1", "k2", "k3", "leave_one_out", "log_ratio", "loss", "loss_named", "masked_mean",
     "masked_normalize", "masked_sum", "maxrl", "mean_lengths", "on_policy_sequences", "per_reward_normalized",
     "policy_loss", "probe_advantage", "probe_loss", "ratio_of", "reinforce", "reinforce_plus_plus",

@@ -86,19 +86,3 @@ def mean_lengths(lengths: Tensor, group_size: int) -> Tensor:
     """
     means = lengths.reshape(-1, group_size).float().mean(1).clamp(min=1 / group_size)
     return means.repeat_interleave(group_size)[:, None]
-
-
-def furthest_mask(value_PG: Tensor, count: int) -> Tensor:
-    """Keep the ``count`` values of each row whose variance is largest, some of its least and some of its greatest; return (P, G) of bool.
-
-    Source: PODS (2504.13818) section 3: no other choice has a larger variance.
-    """
-    import torch
-
-    size, order_PG = value_PG.shape[1], value_PG.argsort(dim=1, stable=True)
-    # one choice for each number of the least
-    places = [[*range(low), *range(size - count + low, size)] for low in range(count + 1)]
-    places_CK = torch.tensor(places, device=value_PG.device)
-    values_PCK = value_PG.double().gather(1, order_PG)[:, places_CK]
-    places_PK = places_CK[values_PCK.var(dim=2, correction=0).argmax(1)]
-    return torch.zeros_like(value_PG, dtype=torch.bool).scatter_(1, order_PG.gather(1, places_PK), True)

@@ -82,7 +82,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an engine is asked for at once: completions, those of one prompt, tokens of the longest prompt and completion."""
+    """Completions that an engine is asked for at once, those of one prompt, and the tokens of the longest prompt and completion."""
 
     rows: int
     group_size: int
@@ -178,7 +178,7 @@ def plan_step(
 
 
 def evaluations_of(recipe: Recipe, prompt_tokens: int, problems: int | None = None) -> list[Request]:
-    """Return what the evaluations of a recipe ask of an engine: greedy completions, and the sampled ones."""
+    """List the requests of a recipe's evaluations: greedy completions, and the sampled ones."""
     section = recipe.eval
     new = section.max_completion_tokens or recipe.grpo.max_completion_tokens
     prompts = min(section.batch_size, problems or section.batch_size)

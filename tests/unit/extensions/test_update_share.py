@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorist.extensions.weights import keep_furthest
-from algorist.objectives import furthest_mask
+from algorist.extensions.weights import furthest_mask, keep_furthest
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.training.batch import Batch
 from tests.tiny import smoke_recipe

@@ -45,14 +45,11 @@ class DecoderTier:
 
     def run(self, prompts: Prompts, rows: Rows, group_size: int, token_budget: int | None) -> None:
         """Fill ``rows``."""
-        longest = max(len(p) for p in prompts)
+        longest, new = max(len(p) for p in prompts), rows.params.max_new_tokens
         width = self.model.config.get_text_config(decoder=True).hidden_size
         most = rows_at_a_time(width, rows.device, len(prompts) * group_size)
-        slots, places = plan_room(
-            len(prompts), longest, group_size, rows.params.max_new_tokens, token_budget, most
-        )
-        weights = read_weights(self.model, bucket(slots), exact=self._exact)
-        decoder = Decoder(weights, longest + rows.params.max_new_tokens + 1)
+        slots, places = plan_room(len(prompts), longest, group_size, new, token_budget, most)
+        decoder = Decoder(read_weights(self.model, bucket(slots), exact=self._exact), longest + new + 1)
         Schedule(prompts, rows, group_size, decoder, slots, places).run()
 
 
