@@ -9,7 +9,7 @@ CUDA_HOST := .venv-cuda-host
 THREADS ?= 2
 ROOM_MB ?= 4000
 
-.PHONY: quickstart install flash test test-all test-vllm test-cuda-host coverage check bench docs clean format
+.PHONY: quickstart install flash test test-all test-long test-vllm test-cuda-host coverage check bench docs clean format
 .DEFAULT_GOAL := help
 
 help:
@@ -17,7 +17,8 @@ help:
 	@echo "make install      only install, in .venv"
 	@echo "make flash        install, then flash-attn for CUDA (a wheel, else built from source; may take an hour)"
 	@echo "make test         install, then run the quick tests: no runs, no real processes, no pretend GPU"
-	@echo "make test-all     install, then run all tests that need no GPU, vLLM or network"
+	@echo "make test-all     install, then run the tests that need no GPU, vLLM or network, but the longest"
+	@echo "make test-long    install, then run the longest"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/data/test_load.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
 	@echo "make test-cuda-host  torch's CUDA build over a stub of NVIDIA's libraries (0.75 GB), then what needs no card"
@@ -68,8 +69,12 @@ test: $(DEV)
 	@echo "left out: slow (run it with: make test-all)"
 
 test-all: $(DEV)
-	$(PYTEST) -n 3 -m "$(ELSEWHERE)" --durations=60 --durations-min=5
-	@echo "left out: gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network) and make test-cuda-host"
+	$(PYTEST) -n 3 -m "$(ELSEWHERE) and not long" --durations=60 --durations-min=5
+	@echo "left out: long (make test-long), gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
+	@echo "and make test-cuda-host"
+
+test-long: $(DEV)
+	$(PYTEST) -n 2 -m "$(ELSEWHERE) and long" --durations=20
 
 TESTS ?= tests packages/grader/tests
 coverage: $(DEV)

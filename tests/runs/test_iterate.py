@@ -92,6 +92,7 @@ def recipe(place: Path, folder: Path, *overrides: str) -> Recipe:
     return load_recipe("smoke-cpu", settings(place, *own, *overrides)).recipe
 
 
+@pytest.mark.long
 def test_a_round_raises_held_out_accuracy(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_with_the_package_nothing_is_said() -> None:
     assert "equal_symbolic" in reasons and not reasons & {"equal_string", "equal_number"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_of_r1_zero_numina_finishes_without_it(tmp_path: Path, shared_data: Path) -> None:
     """The warning is on the console and in the log file once; every stored verdict is the one of ``symbolic``."""

@@ -210,6 +210,7 @@ def test_on_a_cpu_the_recipe_fits_the_memory(verb: Any, tmp_path: Path, gb: int)
     assert recipe.sft.batch_size * recipe.sft.gradient_accumulation_steps == 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_recipe_passes_preflight_and_runs(cli: Any, tmp_path: Path) -> None:
     name = write(tmp_path / "sums.csv", ROWS)

@@ -53,6 +53,7 @@ def test_the_fast_part_without_what_only_posix_has(tmp_path: Path) -> None:
     assert {"fcntl", "resource", "os.fork", "os.set_blocking", "signal.SIGHUP"} <= seen
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_and_doctor_without_what_only_posix_has(tmp_path: Path) -> None:
     algorist = ("-m", "algorist")
@@ -63,6 +64,7 @@ def test_a_run_and_doctor_without_what_only_posix_has(tmp_path: Path) -> None:
     assert lacks == ["file locks", "fork", "SIGHUP", "/proc", "limits of memory"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_apples_gpu_has_no_kernel_for_is_for_cpus_only(tmp_path: Path) -> None:
     """torch's own table of kernels knows each operator of SFT, rollouts, GRPO and evaluation."""

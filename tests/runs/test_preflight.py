@@ -119,6 +119,7 @@ def planned(*overrides: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "lora"), [("sft", "null"), ("grpo", "{rank: 16}")])
 def test_planned_peak_is_near_the_measured_one(stage: str, lora: str) -> None:

@@ -171,6 +171,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_planned_steps_take_about_as_long_as_tried_ones() -> None:
     """Without what others take of the processor; benchmarks show it for real models."""

@@ -65,6 +65,7 @@ def test_what_preflight_prints(runs: Path, verb: Any) -> None:
     assert "solves no more of these problems than the student" in shown
 
 
+@pytest.mark.long
 def test_planned_memory_is_near_the_measured_one(tmp_path: Path) -> None:
     """Within 15 %, in parts of 2,048 tokens."""
     from tests.runs.test_preflight import planned

@@ -154,6 +154,7 @@ def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) 
     assert query(tmp_path / "whole", sql) == query(tmp_path / "killed", sql)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_preflight_plans_the_calls_that_the_run_then_makes(tmp_path: Path, verb: Any) -> None:
     """Before SFT the model calls nothing: its demonstrations say how often it will, with how many tokens, how long."""

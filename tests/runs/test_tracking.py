@@ -334,6 +334,7 @@ def test_wandb_offline_has_names_recipe_metrics_and_an_end(run: Path) -> None:
     assert [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"] == [0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif("wandb" not in INSTALLED, reason="wandb is not installed")
 def test_wandb_that_cannot_be_reached_records_offline(tmp_path: Path) -> None:

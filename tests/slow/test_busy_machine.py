@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**6))"
 GRADING = [f"packages/grader/tests/test_{name}.py" for name in ("grading_pairs", "workers")]
@@ -26,6 +28,7 @@ def beside_busy_processes(tests: list[str], count: int = 8) -> subprocess.Comple
             process.wait()
 
 
+@pytest.mark.long
 def test_grading_tests_pass_beside_busy_processes() -> None:
     done = beside_busy_processes(GRADING, 3)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 DOWNLOADS = "torch-backend"
 """The step that installs torch from the network; here it is installed."""
@@ -22,6 +24,7 @@ def steps() -> list[tuple[str, str]]:
     return [(line.split()[0], line.partition(" ")[2]) for line in lines]
 
 
+@pytest.mark.long
 def test_the_steps_of_the_dockerfile_make_a_command_that_runs(tmp_path: Path) -> None:
     root = tmp_path / "root"
     site, work = root / "site", root

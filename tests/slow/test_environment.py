@@ -59,6 +59,7 @@ def test_tensorflow_is_kept_out_unless_asked_for(given: dict[str, str], expected
     assert done.stdout.split() == expected.split(), done.stderr
 
 
+@pytest.mark.long
 def test_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> None:
     command = ("-m", "algorist.cli.main", "doctor", "--json", "--no-hub")
     found = json.loads(python(*command).stdout)

@@ -70,6 +70,7 @@ def own(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_several_benchmarks_by_subject_and_level(
     run: Path, tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,7 @@ def test_own_algorithm_in_a_run_and_in_a_loop(folder: Path) -> None:
     assert re.findall(r"^step (\d): reward -?\d\.\d{3}$", printed, re.MULTILINE) == ["1", "2"]
 
 
+@pytest.mark.long
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell runs in a real kernel; the gain, a completion and the report come out."""
     client, form = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
@@ -186,6 +187,7 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pages) == 1 and pages[0].startswith("<iframe srcdoc=") and "algorist report" in pages[0]
 
 
+@pytest.mark.long
 def test_notebook_of_your_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a CSV to an exported model: every cell runs in a real kernel."""
     client, form = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")

@@ -18,6 +18,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_section_runs_and_writes_its_file_as_it_ends(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path), "--smoke", "--device", "cpu")

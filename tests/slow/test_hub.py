@@ -115,6 +115,7 @@ def test_the_real_client_reads_it_back_and_the_cards_code_runs(
             assert (folder / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.long
 def test_a_hub_that_is_away_in_the_middle_gets_the_model_at_the_end(
     hub: HubServer, cli: Call, tmp_path: Path
 ) -> None:

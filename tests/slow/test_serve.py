@@ -100,6 +100,7 @@ def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:
     assert "Did you mean 'vllm'" in cli("serve", str(tmp_path), "--engine", "vlm").stderr
 
 
+@pytest.mark.long
 def test_the_example_answers_the_calls_that_a_server_does_not(
     cli: Cli, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -71,7 +71,10 @@ def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=list(SHARDED))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long) if name == "zero2" else name for name in SHARDED],
+)
 def config(request: pytest.FixtureRequest) -> Iterator[str]:
     """Name the configuration; its package can be imported by the processes that are started."""
     with pytest.MonkeyPatch.context() as patch:
@@ -180,6 +183,7 @@ def noted(name, *args, **ways):
 
 AutoModelForCausalLM.from_pretrained = noted
 
+@pytest.mark.long
 @extension
 class Parts(Extension):
     name = "parts"
@@ -256,11 +260,14 @@ def test_an_optimizer_that_needs_whole_weights_is_refused_once(folder: Path, con
     assert said.count("grpo.optim is adafactor, which cannot update the parts") == 1, said
 
 
-@pytest.mark.parametrize("config", ["fsdp2", "zero3"], indirect=True)  # zero2's checkpoints are zero3's
+@pytest.mark.parametrize(
+    "config", ["fsdp2", pytest.param("zero3", marks=pytest.mark.long)], indirect=True
+)  # zero2's checkpoints are zero3's
 def test_resume_goes_on_as_if_it_had_not_been_cut(folder: Path, config: str) -> None:
     cut_and_go_on(folder, config, folder / "runs" / config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
 def test_weights_of_bare_bfloat16_are_rounded_in_parts(folder: Path, config: str) -> None:
     sharded(folder, config, "bare", "model.dtype=bfloat16")

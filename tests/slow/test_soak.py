@@ -63,6 +63,7 @@ def run(folder: Path, reward: str, chance: random.Random | None = None) -> Path:
     return folder / "r"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_reward_that_misbehaves_leaves_the_run_as_it_would_have_been(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", CLEAN)
