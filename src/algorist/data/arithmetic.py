@@ -20,7 +20,6 @@ from typing import Annotated
 from pydantic import Field
 
 from algorist.data.base import Count, Probability, Split, draw_distinct, generated, id_of, is_held_out
-from algorist.data.story_problems import size, some
 from algorist.types import Problem
 
 NAMES = ["Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Ida", "Tim", "Lea"]
@@ -39,6 +38,17 @@ ASK = [
 ]
 
 MAX_VALUE = 30
+
+
+def size(rng: random.Random, most: int = 600) -> int:
+    """Return a number of everyday size: mostly below 20, now and then hundreds."""
+    top = rng.choices((12, 40, 100, most), (45, 25, 20, 10))[0]
+    return rng.randint(2, max(3, min(top, most)))
+
+
+def some(rng: random.Random) -> int:
+    """Draw a number of groups: mostly up to a dozen."""
+    return rng.randint(2, 12) if rng.random() < 0.8 else rng.randint(13, 60)
 
 
 @generated("arithmetic")

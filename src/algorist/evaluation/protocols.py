@@ -19,7 +19,6 @@ from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.errors import ConfigError, DataError, nearest
 from algorist.prompts import PromptFormat
-from algorist.prompts.formats import harness_shots
 from algorist.types import Problem
 from algorist_grader.published import Score, gsm8k, lighteval_aime, lighteval_math_500, matharena, minerva
 
@@ -159,6 +158,8 @@ def with_shots(
     Raises:
         DataError: The training split that they are drawn from is not there.
     """
+    from algorist.prompts.formats import harness_shots
+
     known = REFERENCES.get(name)
     if known is None or not known.shots:
         return prompt_format

@@ -1,6 +1,5 @@
 """Prompt formats: a format renders problems and demonstrations and parses completions; the built-in ones are in ``formats``."""
 
-from algorist.prompts import formats  # noqa: F401
 from algorist.prompts.base import FORMATS, PromptFormat, Tags, add_format, get_format, missing_tags
 
 __all__ = ["FORMATS", "PromptFormat", "Tags", "add_format", "get_format", "missing_tags"]

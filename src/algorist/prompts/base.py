@@ -242,7 +242,7 @@ class PromptFormat:
         return parts == [False, True, False, True] and not body.strip()
 
 
-FORMATS: Registry[PromptFormat] = Registry("prompt format")
+FORMATS: Registry[PromptFormat] = Registry("prompt format", ["algorist.prompts.formats"])
 
 
 def add_format(prompt_format: PromptFormat) -> PromptFormat:

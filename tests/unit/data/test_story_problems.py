@@ -7,8 +7,8 @@ import re
 import pytest
 
 from algorist.data import DATASETS, Source
-from algorist.data.story_problems import story_problems, story_worlds
 from algorist.errors import DataError
+from algorist.extensions.problem_sets.story_problems import story_problems, story_worlds
 from algorist.types import Problem
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from algorist.data.arithmetic import size, some
 from algorist.data.base import Probability, Split, draw_distinct, generated, id_of, is_held_out
 from algorist.errors import DataError, check_known
 from algorist.types import Problem
@@ -65,18 +66,7 @@ def story_worlds(traps: bool = False) -> tuple[World, ...]:
 
 @cache
 def _file(name: str) -> dict[str, Any]:
-    return yaml.safe_load(files("algorist.data").joinpath(name).read_text(encoding="utf-8"))
-
-
-def size(rng: random.Random, most: int = 600) -> int:
-    """Return a number of everyday size: mostly below 20, now and then hundreds."""
-    top = rng.choices((12, 40, 100, most), (45, 25, 20, 10))[0]
-    return rng.randint(2, max(3, min(top, most)))
-
-
-def some(rng: random.Random) -> int:
-    """Draw a number of groups: mostly up to a dozen."""
-    return rng.randint(2, 12) if rng.random() < 0.8 else rng.randint(13, 60)
+    return yaml.safe_load(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 def _draw(rng: random.Random, numbers: Mapping[str, str]) -> Numbers:

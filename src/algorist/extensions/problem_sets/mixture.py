@@ -16,7 +16,7 @@ from algorist.data.load import load_problems
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
 
-log = logging.getLogger("algorist.data.mixture")
+log = logging.getLogger(__name__)
 
 
 @dataset("mixture")
