@@ -332,7 +332,8 @@ def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)
 
     Example: algorist data overlap gsm8k,split=train gsm8k,split=test
     """
-    from algorist.data import load_problems, shared_questions
+    from algorist.data import load_problems
+    from algorist.data.leakage import shared_questions
     from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.evaluation.estimators import wilson
 

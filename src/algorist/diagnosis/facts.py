@@ -205,7 +205,9 @@ def leaked(f: Facts) -> str | None:
 
 def leaked_text(training: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
     """Return how many held-out problems are also trained on, with one of them; None where there is none."""
-    from algorist.data import overlap  # which reads the schema, to which extensions add keys and rules
+    from algorist.data.leakage import (
+        overlap,  # which reads the schema, to which extensions add keys and rules
+    )
 
     shared = overlap(training, held_out)
     return _leaked(len(shared), len(held_out), shared[0].question) if shared else None

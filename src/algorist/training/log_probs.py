@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorist.models.attention import float32_attention
+from algorist.models.float32_attention import float32_attention
 from algorist.models.modes import eval_mode
 from algorist.models.precision import on_gpu
 from algorist.models.products import fast_linear

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from algorist.config.schema import DatasetSection
-from algorist.data import DATASETS, load_problems, overlap
+from algorist.data import DATASETS, load_problems
 from algorist.data.adapters import plain_problem
 from algorist.data.files import read_rows
 from algorist.data.golds import plain_number, without_dollars
+from algorist.data.leakage import overlap
 from algorist.errors import ConfigError, DataError
 from algorist.prompts import get_format
 from algorist.types import Problem

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from algorist.data import shared_questions
+from algorist.data.leakage import shared_questions
 from algorist.types import Problem
 
 TRAIN = [

@@ -15,7 +15,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
 from algorist.config.schema import SFTSection
-from algorist.models.attention import float32_attention
+from algorist.models.float32_attention import float32_attention
 from algorist.models.precision import set_compute
 from algorist.training.sft import AlgoristSFTTrainer, batch_of
 from algorist.training.step import update
