@@ -12,6 +12,7 @@ import transformers as hf
 from algorist.errors import ConfigError, EngineError
 from algorist.models.products import WIDE, bucket, fixed_linear, onednn_works
 from algorist.rollouts import SamplingParams, make_engine
+from algorist.rollouts.native import weights
 from algorist.rollouts.native.decoder import Decoder
 from algorist.rollouts.native.decoder_tier import ROWS_AT_A_TIME, plan_room
 from algorist.rollouts.native.engine import NativeEngine, affordable_tokens
@@ -141,6 +142,16 @@ def test_a_model_that_computes_something_else_is_found_out(
         found = engine.generate(prompts, 1, GREEDY)
     assert "go through its own forward: the decoder's log-probs are" in caplog.text
     assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 24) for p in prompts]
+
+
+def test_a_gate_by_silu_is_one_kernel_where_triton_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(weights, "why_no_triton", lambda: None)
+    gates = {}
+    for family in ("llama", "gemma3"):
+        mlp = model_of(family).model.layers[0].mlp
+        gates[family] = weights._gated(mlp.act_fn, torch.device("cuda")).__name__
+    assert gates == {"llama": "silu_gated", "gemma3": "<lambda>"}
 
 
 def test_a_shared_head_padded_beyond_the_vocabulary() -> None:

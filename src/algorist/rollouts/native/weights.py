@@ -385,7 +385,7 @@ def _read_attention(
 
 def _gated(activation: Callable[[Tensor], Tensor], device: torch.device) -> Callable[..., Tensor]:
     """Return (gate, up) → activation(gate) · up, in one kernel where Triton runs."""
-    if not isinstance(activation, nn.SiLU):
+    if type(activation).__name__ not in ("SiLU", "SiLUActivation"):  # torch's, transformers'
         return lambda gate, up: activation(gate) * up
     if device.type == "cuda" and why_no_triton() is None:
         from algorist.rollouts.native.triton_gated import silu_gated
