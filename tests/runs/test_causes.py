@@ -91,6 +91,9 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "optimizer_hardly_moves": ("grpo.optim=sgd", "grpo.learning_rate=1e-5"),
     "other_golds": ("data.train={name: local, path: SHIFTED}",),
     "one_question": ("data.train={name: local, path: SAME}",),
+    "problems_of_another_kind": ("model.name=CAREFUL", "eval.enabled=true", "data.eval={name: local, path: OTHERS}"),
+    "updates_unbounded": ("grpo.num_iterations=8", "grpo.loss={clip_low: 0.999, clip_high: 100}", "grpo.max_steps=12"),
+    "adapter_hardly_counts": ("model.lora={rank: 64, alpha: 1}", "grpo.learning_rate=1e-4", "grpo.max_steps=12"),
     "stated_answers": ("data.train={name: local, path: STATED}",),
 }  # fmt: skip
 """The rule that names the cause → what is planted."""
@@ -107,11 +110,16 @@ def places(runs: Runs) -> dict[str, Path]:
     same.write_text("\n".join(map(json.dumps, rows[:1] * 100)) + "\n", encoding="utf-8")
     copied = [row | {"question": f"{row['question']} Answer: {row['answer']}"} for row in rows]
     stated.write_text("\n".join(map(json.dumps, copied)) + "\n", encoding="utf-8")
+    kinds = runs.folder / "other_kinds.jsonl"
+    longer = [
+        row | {"question": f"1 + {row['question']}", "answer": str(int(row["answer"]) + 1)} for row in rows
+    ]
+    kinds.write_text("\n".join(map(json.dumps, longer)) + "\n", encoding="utf-8")
     shifted = runs.folder / "golds_of_others.jsonl"
     others = [row | {"answer": str(int(row["answer"]) + 1)} for row in rows]
     shifted.write_text("\n".join(map(json.dumps, others)) + "\n", encoding="utf-8")
-    return {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "PLUGIN": plugin, "SAME": same, "STATED": stated,
-            "SHIFTED": shifted}  # fmt: skip
+    return {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "CAREFUL": runs.careful, "PLUGIN": plugin, "SAME": same, "STATED": stated,
+            "SHIFTED": shifted, "OTHERS": kinds}  # fmt: skip
 
 
 def planted(name: str, places: dict[str, Path]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -23,6 +25,8 @@ MOST_OF_THEM = 0.5
 
 SEVERAL = 3
 """Gold answers of one question that are no slip of the data."""
+APART, SOLVED = 0.4, 0.9
+"""Difference of held-out and training accuracy that no temperature makes, and a training accuracy that leaves nothing to learn."""
 ENOUGH_ROWS, NEARLY_EVERY, HARDLY_ANY = 20, 0.8, 0.2
 """Problems that say enough, and shares of them that are no chance: of questions that end in their gold answer, and of solutions that do."""
 
@@ -117,6 +121,21 @@ def _data_of(f: Facts) -> dict[str, str]:
         if row["question"]
     ]
     return odd_data(_local_problems(f, run)) | odd_data(sampled)
+
+
+@fact("accuracy {}")
+def held_out_apart(f: Facts) -> str | None:
+    """Compare what was learned with the evaluation after it, where training problems were solved from the start or are the harder ones."""
+    first, last = ends(f.signals.batches)
+    if f.signals.run is None or not first:
+        return None
+    before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        evaluation = json.loads((f.signals.run / "eval" / f"{f.stage}.json").read_text(encoding="utf-8"))
+        held_out = float(evaluation["metrics"]["greedy_accuracy"]["value"])
+        if (before >= SOLVED and held_out <= before - APART) or held_out >= after + APART:
+            return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
+    return None
 
 
 for _name in ("odd_questions", "one_question", "stated_answers", "other_golds"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis.course import HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, rises  # noqa: F401 (of rules.yaml)
+from algorist.diagnosis.course import APART, HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, SOLVED, rises  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
@@ -253,7 +253,7 @@ def no_signal(f: Facts) -> bool:
 
 
 def all_right(f: Facts) -> bool:
-    return f["all_right"] >= NEARLY_ALL and not f["unpaid"]
+    return f["all_right"] >= NEARLY_ALL and not f["unpaid"] and not rises(f)  # what was learned was not too easy
 
 
 def all_wrong(f: Facts) -> bool:

@@ -147,6 +147,10 @@ TOOLS = {"tools": {"use": ["calculator"]}}
 OF_EXTENSIONS: dict[str, tuple[dict[str, Any], list[dict[str, float]]]] = {
     "tool_fails": (TOOLS, [{"tools/failed_share": 0.95, "tools/called_share": 0.5}] * 6),
     "environment_fails": (TOOLS, [{"tools/environment_failed_share": 1.0, "tools/called_share": 0.5}] * 6),
+    "calls_used_up": (
+        {"tools": {"use": ["calculator"], "calls": 2}},
+        [{"tools/refused_share": 0.4, "tools/called_share": 0.5, "tools/calls_per_rollout": 3.0}] * 6,
+    ),
     "tool_unused": (TOOLS, [{"tools/called_share": 0.0}] * 6),
     "teacher_knows_nothing": ({}, [{"teacher/log_prob": -5.2, "teacher/reverse_kl": 3.0}] * 12),
     "teacher_kl_rises": ({}, [{"teacher/reverse_kl": 0.1 + 0.02 * n} for n in range(12)]),
@@ -213,3 +217,14 @@ def test_an_own_rule_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -
 
     assert make_rule(broken, 1, facts="", says="").look(Facts(Settings())) is None
     assert "rule 'broken' raised KeyError('x'); it says nothing" in caplog.text
+
+
+def test_what_was_learned_was_not_too_easy() -> None:
+    values = {
+        "all_right": Share(0.95),
+        "same_reward": Share(0.97),
+        "accuracy_by_step": "0: 0.4",
+        "unpaid": False,
+    }
+    assert [f.name for f in look({**values, "accuracy_rise": 0.3})] == ["all_right"]
+    assert look({**values, "accuracy_rise": 6.0}) == []

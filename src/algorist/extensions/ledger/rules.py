@@ -35,6 +35,10 @@ CHANGED = 0.25
 """Share of the advantages' size that comes from a plugin and is no small correction."""
 STILL = 1e-6
 """Length of a step, of the weights' length, that teaches nothing: Adam's are 1e-5 (a rate of 1e-7) to 1e-2."""
+UNBOUNDED = 5.0
+"""Clip of the ratio that bounds nothing: a token may become six times as likely before an update leaves it out; usual is 0.2."""
+FAINT = 0.1
+"""Factor alpha / rank of an adapter below which its steps hardly count at usual rates; usual is 2."""
 ADAPTIVE = ("adam", "lion", "adafactor", "muon", "apollo", "galore", "lomo")
 """Optimizers whose step is as long as the rate, however small the gradient."""
 
@@ -177,6 +181,16 @@ def optimizer_hardly_moves(f: Facts) -> bool:
     return not adaptive and f["step_length"] < STILL and f["steps_with_gradient"] >= MOVING_STEPS
 
 
+def updates_unbounded(f: Facts) -> bool:
+    updates, high = (f.settings.get(f"grpo.{key}") for key in ("num_iterations", "loss.clip_high"))
+    return int(updates or 1) > 1 and float(high or 0.0) >= UNBOUNDED and not rises(f)
+
+
+def adapter_hardly_counts(f: Facts) -> bool:
+    lora = f.settings.get("model.lora") or {}
+    return bool(lora) and lora["alpha"] / lora["rank"] < FAINT and not lora.get("rslora") and not rises(f)
+
+
 @fact("optimizer {}")
 def optimizer(f: Facts) -> str:
     return str(f.settings.get(f"{f.stage}.optim") or "adamw_torch")
@@ -243,6 +257,7 @@ def _rules(f: Facts, term: str, weight: float, much: float) -> bool:
 CHANGE: dict[str, Changes] = {
     "negative_weight": {"rewards": lambda f: _with(f, abs)},
     "correct_is_drowned": {"rewards": lambda f: _with(f, lambda _: 1.0, others=0.1)},
+    "adapter_hardly_counts": {"model.lora.alpha": lambda f: 2 * int(f.settings.get("model.lora.rank") or 16)},
 }
 
 
