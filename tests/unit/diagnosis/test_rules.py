@@ -225,6 +225,7 @@ def test_what_was_learned_was_not_too_easy() -> None:
         "same_reward": Share(0.97),
         "accuracy_by_step": "0: 0.4",
         "unpaid": False,
+        "where": "8 groups",
     }
     assert [f.name for f in look({**values, "accuracy_rise": 0.3})] == ["all_right"]
     assert look({**values, "accuracy_rise": 6.0}) == []
