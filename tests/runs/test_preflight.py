@@ -123,11 +123,11 @@ def planned(*overrides: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "lora"), [("sft", "null"), ("grpo", "{rank: 16}")])
 def test_planned_peak_is_near_the_measured_one(stage: str, lora: str) -> None:
-    """Within 15 %; benchmarks/memory_plan.py shows three sizes."""
+    """Within 15 %, without the evaluations, which are not tried; benchmarks/memory_plan.py shows three sizes."""
     other = {"sft": "grpo", "grpo": "sft"}[stage]
     memory = planned(
         "model.tiny={hidden_size: 192, layers: 4, vocab_size: 700}", f"model.lora={lora}", f"{other}.enabled=false",
-        "grpo.batch_size=64",
+        "grpo.batch_size=64", "eval.enabled=false",
     )[stage]["memory"]  # fmt: skip
     assert memory["peak"] == pytest.approx(memory["measured_peak"], rel=0.15), memory
 

@@ -253,7 +253,9 @@ def no_signal(f: Facts) -> bool:
 
 
 def all_right(f: Facts) -> bool:
-    return f["all_right"] >= NEARLY_ALL and not f["unpaid"] and not rises(f)  # what was learned was not too easy
+    return (
+        f["all_right"] >= NEARLY_ALL and not f["unpaid"] and not rises(f)
+    )  # what was learned was not too easy
 
 
 def all_wrong(f: Facts) -> bool:

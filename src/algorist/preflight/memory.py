@@ -17,7 +17,7 @@ from algorist.models.memory import memory_limit, memory_now
 from algorist.models.precision import Precision, compute_dtype, weight_dtype
 from algorist.models.sharding import unwrap
 from algorist.rollouts.native.decoder import cache_dtype
-from algorist.rollouts.native.decoder_tier import rows_at_a_time
+from algorist.rollouts.native.decoder_tier import PREFILL_TOKENS, rows_at_a_time
 from algorist.rollouts.native.engine import CACHE_SHARE
 from algorist.rollouts.native.graph_buffers import Room, slots_for
 from algorist.rollouts.native.graph_tier import KEPT_SHARE
@@ -234,24 +234,25 @@ def _with_sampling(
 def _sampling_on_cpu(
     base: Any, plan: MemoryPlan, requests: Sequence[Request], precision: Precision
 ) -> MemoryPlan:
-    """Add the memory of sampling: weights laid out for decoding, one of them as it is made, prompts in one pass, cache, logits."""
+    """Add the memory of sampling: weights laid out for decoding, and the most of one as it is made, of prompts' pass, of cache and logits."""
     config = base.config.get_text_config()
     linear = [p.numel() for name, p in base.named_parameters() if p.dim() == 2 and "lora_" not in name]
     if base.get_output_embeddings().weight is not base.get_input_embeddings().weight:
         linear.remove(base.get_input_embeddings().weight.numel())
-    laid_out = (sum(linear) + 2 * max(linear)) * precision.compute.itemsize
-
+    laid_out, being_made = (precision.compute.itemsize * count for count in (sum(linear), 2 * max(linear)))
     token = _cache_bytes(base, precision, torch.device("cpu"))
 
     def taken(request: Request) -> int:
         rows = rows_at_a_time(config.hidden_size, torch.device("cpu"), request.rows)
         waits = rows < request.rows
-        prompt_tokens = (-(-rows // request.group_size) + waits) * request.prompt_tokens
+        prompts = (-(-rows // request.group_size) + waits) * request.prompt_tokens
         times = request.new_tokens * (1.5 if waits else 1)  # rows that come later begin later
-        first_pass = prompt_tokens * 4 * (3 * config.intermediate_size + 8 * config.hidden_size)
-        return int((prompt_tokens + rows * times) * token) + max(first_pass, LOGITS * 4 * rows * _head(base))
+        width = 3 * config.intermediate_size + 8 * config.hidden_size
+        first_pass = 4 * width * min(prompts, max(PREFILL_TOKENS, request.prompt_tokens))
+        decoding = int(rows * times * token) + LOGITS * 4 * rows * _head(base)
+        return prompts * token + max(first_pass, decoding)
 
-    return replace(plan, kv_cache=laid_out + max(map(taken, requests)))
+    return replace(plan, kv_cache=laid_out + max(being_made, *map(taken, requests)))
 
 
 def _part_tokens(

@@ -38,5 +38,7 @@ def tool_unused(f: Facts) -> bool:
     return len(f.signals.series("tools/called_share")) >= STEPS and _share(f, "called") < UNUSED
 
 
-CHANGE: dict[str, Changes] = {"calls_used_up": {"tools.calls": lambda f: 2 * int(f.settings.get("tools.calls") or 1)}}
+CHANGE: dict[str, Changes] = {
+    "calls_used_up": {"tools.calls": lambda f: 2 * int(f.settings.get("tools.calls") or 1)}
+}
 RULES = tuple(rules_of(Path(__file__).with_suffix(".yaml"), globals()))

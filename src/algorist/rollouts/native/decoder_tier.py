@@ -24,7 +24,7 @@ from algorist.rollouts.row_state import Rows
 from algorist.rollouts.sampling import too_small
 
 _FIRST_TIMES = 64
-_PREFILL_TOKENS = 8192
+PREFILL_TOKENS = 8192
 _COMPARED = (5, 3)
 _GAP, _GAP_IN_16_BIT = 1e-3, 0.3
 """Accepted mean difference of log-probs between the decoder and the model's own forward."""
@@ -263,7 +263,7 @@ class Schedule:
         order = deque(sorted(new, key=lambda p: -len(self.prompts[p])))
         while order:
             size = len(self.prompts[order[0]])
-            chunk = [order.popleft() for _ in range(min(len(order), max(1, _PREFILL_TOKENS // size)))]
+            chunk = [order.popleft() for _ in range(min(len(order), max(1, PREFILL_TOKENS // size)))]
             ids = torch.zeros(len(chunk), size - begin, dtype=torch.int64)
             for i, prompt in enumerate(chunk):
                 rest = list(self.prompts[prompt][begin:])
