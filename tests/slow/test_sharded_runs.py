@@ -183,7 +183,6 @@ def noted(name, *args, **ways):
 
 AutoModelForCausalLM.from_pretrained = noted
 
-@pytest.mark.long
 @extension
 class Parts(Extension):
     name = "parts"
@@ -195,6 +194,7 @@ class Parts(Extension):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
 def test_one_process_reads_the_weights_and_each_has_its_part_from_then_on(folder: Path, config: str) -> None:
     """Also in the evaluation before the training, of the policy that a KL penalty refers to, and of what is saved at the start."""

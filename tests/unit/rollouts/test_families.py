@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import torch
@@ -32,7 +33,8 @@ def table() -> str:
         sampling = "own forward" if why_no_decoder(model) else "by hand"
         update = "alone" if LogProbs().why_plain(model, batch) else "packed"
         ways.setdefault((sampling, update), []).append(name)
-    rows = [f"| {', '.join(names)} | {' | '.join(way)} |" for way, names in ways.items()]
+    lines = [(line, way) for way, names in ways.items() for line in textwrap.wrap(", ".join(names), 80)]
+    rows = [f"| {line.rstrip(',')} | {' | '.join(way)} |" for line, way in lines]
     return "\n".join(["| family | sampling | update |", "|---|---|---|", *rows])
 
 
