@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from algorist.objectives import LOSSES, Objective, group_centered
-from algorist.training import shared_prefix
+from algorist.training import attention_kernels, shared_prefix
 from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
 from algorist.training.log_probs import LogProbs, packed_log_probs
@@ -116,7 +116,7 @@ def test_kernels_agree_with_dense_masks(kernel: str, heads: tuple[int, int]) -> 
             if name == "varlen":
                 out = shared_prefix._Varlen.apply(q, k, v, shared_prefix._Row(layout), 0.3)
             elif name == "blocks":
-                pair = shared_prefix._efficient_forward, shared_prefix._efficient_backward
+                pair = attention_kernels.efficient_forward, attention_kernels.efficient_backward
                 out = shared_prefix._SharedPrefixAttention.apply(
                     q, k, v, shared_prefix._Row(layout), 0.3, *pair
                 )

@@ -106,7 +106,7 @@ CURES: dict[str, tuple[tuple[str, str, str], str, int]] = {
     "one pool for all graphs": ((TIER, "pool=self._pool, ", ""), _HOST + "test_how_a_step_is_captured", 90),
     "a look is recorded": ((TIER, "            arrived.record()\n", ""), _HOST + "test_how_a_step_is_captured", 90),
     "a T4 takes blocks": (
-        (PREFIX, " and has_tensor_cores_for(torch.bfloat16, device):", ":"),
+        ("training/attention_kernels.py", " and has_tensor_cores_for(torch.bfloat16, device):", ":"),
         _NUMBERS + "test_an_update",
         75,
     ),

@@ -11,7 +11,7 @@ on GPUs, through the memory-efficient one; ``reference_attention`` elsewhere.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -22,25 +22,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from algorist.models.precision import HALF, has_tensor_cores_for, on_gpu
+from algorist.models.precision import HALF, on_gpu
 from algorist.models.sharding import plain_class
+from algorist.training.attention_kernels import (
+    BackwardKernel,
+    Edges,
+    ForwardKernel,
+    kernel_for,
+    varlen_backward,
+    varlen_forward,
+)
 from algorist.training.loop_seam import RECOMPUTE
 from algorist.training.packed import Layout, NotPackable, SelfBlock, in_one_copy, input_on_host, mlp_in_tiles
 
 ATTENTION_NAME = "algorist_shared_prefix"
 SHORT_CONVOLUTIONS = ("Lfm2ShortConv",)
 """Modules that multiply their input by a gate, convolve it, and multiply it by another gate."""
-ForwardKernel = Callable[..., tuple[Tensor, Tensor]]
-"""(Query, key, value), causal, scale, mask → attention and its log-sum-exp."""
-BackwardKernel = Callable[..., tuple[Tensor, ...]]
-"""(The output's gradient, query, key, value, output, log-sum-exp), causal, scale, mask → gradients of query, key and value."""
-
-
-class Edges(NamedTuple):
-    """Offsets of sequences of unequal length, one after the other (int32), and the longest length."""
-
-    offsets: Tensor
-    longest: int
 
 
 class Cross(NamedTuple):
@@ -234,7 +231,7 @@ def _interface(
     out_dtype = value.dtype
     dtype = torch.float32 if out_dtype in HALF and query.device.type == "cpu" else out_dtype
     query, key, value = (t.to(dtype) for t in (query, key, value))
-    kernel = _kernel(query, value)
+    kernel = kernel_for(query, value)
     if kernel is None or (row.window is not None and on_gpu(query.device)):
         out = reference_attention(query, key, value, layout, scale, row.window)
     elif kernel == "varlen":
@@ -257,21 +254,6 @@ def _short_convolution(
 
 
 AttentionInterface.register(ATTENTION_NAME, _interface)
-
-
-def _kernel(query: Tensor, value: Tensor) -> Any:
-    """Return ``varlen``, the forward and backward of a kernel for blocks, or None for plain operations."""
-    device, size = query.device, query.shape[-1]
-    if size != value.shape[-1]:
-        return None
-    if device.type == "cpu":
-        return _cpu_forward, _cpu_backward
-    if not on_gpu(device) and device.type != "meta":
-        return None
-    half = query.dtype in HALF
-    if half and size % 8 == 0 and size <= 256 and has_tensor_cores_for(torch.bfloat16, device):
-        return "varlen"
-    return (_efficient_forward, _efficient_backward) if size % 8 == 0 else None
 
 
 def reference_attention(
@@ -324,10 +306,10 @@ class _Varlen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, row: _Row, scale: float) -> Tensor:
         q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-        out, lse = _varlen_forward(q, k, v, row.own, row.own, True, scale)
+        out, lse = varlen_forward(q, k, v, row.own, row.own, True, scale)
         if row.shared is not None:
             (rest, ends), (prompts, prompt_ends) = row.shared
-            cross, cross_lse = _varlen_forward(
+            cross, cross_lse = varlen_forward(
                 q[rest], k[prompts], v[prompts], ends, prompt_ends, False, scale
             )
             own_lse = lse[:, rest]
@@ -344,89 +326,17 @@ class _Varlen(torch.autograd.Function):
         *inputs, out, lse = ctx.saved_tensors
         row, scale = ctx.row, ctx.scale
         grad, q, k, v = (t[0].transpose(0, 1) for t in (grads[0], *inputs))
-        slopes = _varlen_backward((grad, q, k, v, out, lse), row.own, row.own, True, scale)
+        slopes = varlen_backward((grad, q, k, v, out, lse), row.own, row.own, True, scale)
         if row.shared is not None:
             (rest, ends), (prompts, prompt_ends) = row.shared
             tensors = grad[rest], q[rest], k[prompts], v[prompts], out[rest], lse[:, rest].contiguous()
-            parts = _varlen_backward(tensors, ends, prompt_ends, False, scale)
+            parts = varlen_backward(tensors, ends, prompt_ends, False, scale)
             for slope, at, part in zip(slopes, (rest, prompts, prompts), parts, strict=True):
                 slope[at] += part
         return (*(slope[None].transpose(1, 2) for slope in slopes), None, None)
 
 
-def _varlen_forward(
-    q: Tensor, k: Tensor, v: Tensor, own: Edges, other: Edges, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return the attention (N, H, d) and its log-sum-exp (H, N)."""
-    parts = torch.ops.aten._flash_attention_forward(
-        q, k, v, own.offsets, other.offsets, own.longest, other.longest, 0.0, causal, False, scale=scale
-    )
-    return parts[0], parts[1]
-
-
-def _varlen_backward(
-    tensors: Sequence[Tensor], own: Edges, other: Edges, causal: bool, scale: float
-) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key and value; ``tensors`` are those of ``BackwardKernel``."""
-    grad, *others = tensors
-    device = grad.device
-    state = torch.zeros(2, dtype=torch.uint64, device=device)  # of the dropout that there is not
-    edges = own.offsets, other.offsets, own.longest, other.longest
-    slopes: tuple[Tensor, ...] = torch.ops.aten._flash_attention_backward(
-        grad.contiguous(), *others, *edges, 0.0, causal, state, torch.empty(0, device=device), scale=scale
-    )
-    return slopes
-
-
 # ---- blocks of padded rows -----------------------------------------------------------------------------------------
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-_efficient_backward_op = torch.ops.aten._scaled_dot_product_efficient_attention_backward
-_LSE_ALIGNMENT = 32  # the memory-efficient kernel fills log-sum-exps up to it, with infinity
-
-
-def _cpu_forward(
-    tensors: Sequence[Tensor], causal: bool, scale: float, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    mask = None if mask is None else mask.to(tensors[0].dtype)
-    out, lse = _flash(*tensors, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
-    return out, lse
-
-
-def _cpu_backward(
-    tensors: Sequence[Tensor], causal: bool, scale: float, mask: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    mask = None if mask is None else mask.to(tensors[0].dtype)
-    causal = causal and mask is None
-    slopes: tuple[Tensor, ...] = _flash_backward(*tensors, 0.0, causal, attn_mask=mask, scale=scale)
-    return slopes
-
-
-def _efficient_forward(
-    tensors: Sequence[Tensor], causal: bool, scale: float, mask: None = None
-) -> tuple[Tensor, Tensor]:
-    q, k, v = tensors
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    out, lse, *_ = _efficient(q, k, v, None, True, 0.0, causal, scale=scale)
-    return out, lse[:, :, : q.shape[2]]
-
-
-def _efficient_backward(
-    tensors: Sequence[Tensor], causal: bool, scale: float, mask: None = None
-) -> tuple[Tensor, ...]:
-    grad, q, k, v, out, lse = tensors
-    heads = k.shape[1]
-    k, v = (t.repeat_interleave(q.shape[1] // heads, 1) for t in (k, v))
-    lse = F.pad(lse, (0, -lse.shape[2] % _LSE_ALIGNMENT), value=float("inf")).contiguous()
-    seed = torch.zeros((), dtype=torch.int64, device=q.device)
-    needs = [True, True, True, False]
-    dq, dk, dv, _ = _efficient_backward_op(
-        grad, q, k, v, None, out, lse, seed, seed, 0.0, needs, causal, scale=scale
-    )
-    dk, dv = (t.unflatten(1, (heads, -1)).sum(2) for t in (dk, dv))
-    return dq, dk, dv
 
 
 class _SharedPrefixAttention(torch.autograd.Function):

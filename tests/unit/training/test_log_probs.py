@@ -31,14 +31,13 @@ from transformers import (
     SmolLM3Config,
 )
 
-from algorist.training import shared_prefix
+from algorist.training import attention_kernels
+from algorist.training.attention_kernels import cpu_backward, cpu_forward
 from algorist.training.batch import Batch
 from algorist.training.lm_head import completion_log_probs
 from algorist.training.log_probs import LogProbs, packed_log_probs, plain_log_probs, stop_recomputing
 from algorist.training.packed import pack
 from algorist.training.shared_prefix import (
-    _cpu_backward,
-    _cpu_forward,
     _Row,
     _SharedPrefixAttention,
     packed_attention,
@@ -114,7 +113,7 @@ def test_packed_attention_equals_the_reference(window: int | None) -> None:
     key, value = (torch.randn(1, 2, size, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     weights = torch.randn(1, 4, size, 8)
     results = []
-    kernel = 0.3, _cpu_forward, _cpu_backward
+    kernel = 0.3, cpu_forward, cpu_backward
     for out in (
         reference_attention(query, key, value, layout, 0.3, window),
         _SharedPrefixAttention.apply(query, key, value, _Row(layout).within(window), *kernel),
@@ -227,9 +226,9 @@ def test_bfloat16_products_are_as_exact_packed_as_plain(monkeypatch: pytest.Monk
 
     def watched(tensors: Any, *given: Any) -> Any:
         types.update(t.dtype for t in tensors[:4])
-        return _cpu_backward(tensors, *given)
+        return cpu_backward(tensors, *given)
 
-    monkeypatch.setattr(shared_prefix, "_cpu_backward", watched)
+    monkeypatch.setattr(attention_kernels, "cpu_backward", watched)
 
     def gradient(log_probs: LogProbs, half: bool) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
