@@ -159,9 +159,9 @@ def keep_furthest(batch: Batch, policy: Policy, section: Any) -> Batch:
     """Leave out of each group all but the m completions whose advantages vary most, which then have the mean that all n had.
 
     A loss that is a mean over completions is one over those kept. With rewards of 0 and 1 of which a share q is right among those kept, a
-    group of a baseline pushes by q (1 - q) / (p (1 - p)) ∇p for a problem of pass rate p, in expectation over the groups: a factor
-    between 1 and n / m, largest for the easiest and hardest. All n together push by a constant: what is optimised stays monotone in p,
-    and rare answers count more.
+    group of a baseline pushes by q (1 - q) / (p (1 - p)) ∇p for a problem of pass rate p, in expectation over the groups: a factor of
+    about 1 for problems of middle difficulty, of up to n / m for the easiest and hardest (all n push by 1 - 1/n). What is optimised
+    stays monotone in p, and rare answers count more.
 
     Source: PODS (2504.13818) algorithm 2, max-variance down-sampling.
     """

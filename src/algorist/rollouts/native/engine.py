@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -22,6 +22,7 @@ from algorist.system import available_memory
 
 log = logging.getLogger("algorist.rollouts.native.engine")
 TIERS = ("auto", "graph", "decoder", "module")
+_compared: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 _GRAPHS_FROM = (8, 0)
 CACHE_SHARE = 0.7
 """Of the free memory, for a cache that is set aside once; the rest is for logits, prompts on their way, and graphs."""
@@ -122,7 +123,7 @@ class NativeEngine:
         """Return the tier for rows of up to ``longest`` tokens; adapters and hooks may have changed meanwhile."""
         if self._wanted == "module":
             return self._module_tier("tier='module'")
-        reason = why_no_decoder(self.model, longest) or self._disagreement
+        reason = why_no_decoder(self.model, longest) or self._disagreement()
         if reason is None:
             return self._by_hand()
         if self._wanted in ("graph", "decoder"):
@@ -132,10 +133,11 @@ class NativeEngine:
             self._said = reason
         return self._module_tier(reason)
 
-    @cached_property
     def _disagreement(self) -> str | None:
-        # The forward of a sharded model would have to be called by every process.
-        return None if is_sharded(self.model) else disagreement(self.model, self.setting)
+        """Compare each model once, whatever engines it has; a sharded one's forward would have to be called by every process."""
+        if self.model not in _compared:
+            _compared[self.model] = None if is_sharded(self.model) else disagreement(self.model, self.setting)
+        return _compared[self.model]
 
     def _by_hand(self) -> GraphTier | DecoderTier:
         if self._wanted == "decoder" or (self._wanted == "auto" and not _takes_graphs(self.setting.device)):
