@@ -14,6 +14,7 @@ from algorist.diagnosis.rule import FACTS, Facts, Share, apply, make_rule
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import Signals
+from algorist.extensions.ledger.rules import updates_unbounded
 
 RECIPE = load_recipe("quickstart").recipe
 SAMPLED: dict[str, Any] = {
@@ -100,6 +101,16 @@ def test_every_rule_is_whole() -> None:
 
 def test_an_unknown_fact_keeps_rules_silent() -> None:
     assert look({}) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"), [({"name": "cispo"}, False), ({"clip_low": 0.9, "clip_high": 100.0}, True)]
+)
+def test_only_a_clip_that_bounds_nothing_is_called_unbounded(loss: dict[str, Any], named: bool) -> None:
+    """CISPO's usual cap of 5 is none, however the accuracy goes."""
+    lines = [f"grpo.loss={json.dumps(loss)}", "grpo.num_iterations=2"]
+    settings = Settings(load_recipe("quickstart", lines).recipe.model_dump())
+    assert updates_unbounded(Facts(settings, {"accuracy_rise": 0.0})) is named
 
 
 def test_one_fault_has_one_text_and_one_threshold_in_preflight_and_in_an_evaluation() -> None:

@@ -1,9 +1,10 @@
 """One SFT or GRPO run under a memory limit that its update does not fit into; run as a process of its own.
 
-``python -m tests.unit.training.out_of_memory_run grpo|sft EXTRA_MB FOLDER [planned]`` saves the final weights in FOLDER. EXTRA_MB is what the
-process may take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really full.
-The parts of a step are sized before the limit comes, as if another program took the memory; with ``planned`` they know of it. Started as
-one of two processes (RANK, WORLD_SIZE), each takes half of the step, and only the second has the limit.
+``python -m tests.unit.training.out_of_memory_run grpo|sft|wide EXTRA_MB FOLDER [planned]`` saves the final weights in FOLDER. EXTRA_MB is
+what the process may take beyond what it has when training begins (0: no limit); the kernel refuses more, as it does when memory is really
+full. ``wide`` is GRPO whose gradients alone are 60 MB, limited when it has sampled. The parts of a step are sized before the limit comes,
+as if another program took the memory; with ``planned`` they know of it. Started as one of two processes (RANK, WORLD_SIZE), each takes
+half of the step, and only the second has the limit.
 """
 
 from __future__ import annotations
@@ -31,14 +32,27 @@ from algorist.types import Problem
 class Limit(TrainerCallback):
     """Sets the limit when training begins."""
 
-    def __init__(self, extra_mb: int, planned: bool) -> None:
-        self.extra, self.planned = extra_mb << 20, planned
+    def __init__(self, extra_mb: int, planned: bool, after_sampling: bool) -> None:
+        self.extra, self.planned, self.after_sampling = extra_mb << 20, planned, after_sampling
         self.trainer: Any = None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Limit the address space."""
+        """Limit the address space, or see to it that this is done when the first rollouts are there."""
         if not self.planned:
             _ = self.trainer.passes.part_tokens
+        if not self.after_sampling:
+            return self.limit()
+        generate = self.trainer.engine.generate
+
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            groups = generate(*args, **kwargs)
+            self.limit()
+            return groups
+
+        self.trainer.engine.generate = limited
+
+    def limit(self) -> None:
+        """Limit the address space to what is taken now and the extra."""
         if self.extra:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.extra
@@ -58,10 +72,10 @@ def main(kind: str, extra_mb: int, folder: Path, planned: str = "") -> None:
         extra_mb = 0
     texts = [f"what is {n} plus {n + 1}" for n in range(64)]
     tokenizer = train_tokenizer(texts, vocab_size=300)
-    model = tiny_model(tokenizer, seed=1, hidden_size=192, layers=2)
-    limit = Limit(extra_mb, bool(planned))
+    model = tiny_model(tokenizer, seed=1, hidden_size=768 if kind == "wide" else 192, layers=2)
+    limit = Limit(extra_mb, bool(planned), kind == "wide")
     trainer: Any
-    if kind == "grpo":
+    if kind != "sft":
         form = get_format("question_only")
         # One step: a rounding error can turn a token of the second one's rollouts.
         section = GRPOSection(

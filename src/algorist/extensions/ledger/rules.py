@@ -35,8 +35,9 @@ CHANGED = 0.25
 """Share of the advantages' size that comes from a plugin and is no small correction."""
 STILL = 1e-6
 """Length of a step, of the weights' length, that teaches nothing: Adam's are 1e-5 (a rate of 1e-7) to 1e-2."""
-UNBOUNDED = 5.0
-"""Clip of the ratio that bounds nothing: a token may become six times as likely before an update leaves it out; usual is 0.2."""
+UNBOUNDED = 10.0
+"""Clip of the ratio that bounds nothing: a token may become eleven times as likely before an update leaves it out; usual are 0.2 and
+CISPO's cap of 5."""
 FAINT = 0.1
 """Factor alpha / rank of an adapter below which its steps hardly count at usual rates; usual is 2."""
 ADAPTIVE = ("adam", "lion", "adafactor", "muon", "apollo", "galore", "lomo")
