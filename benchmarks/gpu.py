@@ -63,7 +63,10 @@ def env(bench: Bench) -> dict[str, Any]:
 def kernels(bench: Bench) -> dict[str, Any]:
     """The Triton kernels against float64, compiled; greedy tokens of the graphs against the eager decoder; the score gap."""
     found: dict[str, Any] = {}
-    by_hand = [f"tests/unit/rollouts/test_{n}.py" for n in ("triton_attention", "triton_step", "sampling")]
+    by_hand = [
+        f"tests/unit/rollouts/test_{n}.py"
+        for n in ("triton_attention", "triton_layer", "triton_step", "sampling")
+    ]
     for name, tests in (
         {} if bench.smoke else {"tests": by_hand, "gpu_tests": [*GPU_TESTS, "tests/unit"]}.items()
     ):

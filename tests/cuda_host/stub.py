@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 
 from algorist.rollouts import row_state
-from algorist.rollouts.native import graph_tier
+from algorist.rollouts.native import engine, graph_tier
 
 SHAPES = {
     "0.5B": (24, 896, 4864, 14, 2, 151936, True),
@@ -91,5 +91,6 @@ def rows_end_at_their_length() -> Iterator[None]:
         patch.object(graph_tier._GraphSchedule, "_read", ended),
         patch.object(graph_tier._GraphSchedule, "_cut", lambda *_: None),  # at a stop string
         patch.object(row_state.Rows, "completions", without_numbers),
+        patch.object(engine, "disagreement", lambda *_: None),  # its rows would never end
     ):
         yield

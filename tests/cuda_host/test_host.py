@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,11 +28,12 @@ from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native import graph_tier
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.store.stages import Stage
+from algorist.training import sft, step
 from algorist.training.batch import Batch
 from algorist.training.distributed import without_buckets
 from algorist.training.log_probs import LogProbs, packed_log_probs
 from algorist.training.part_size import saved_bytes
-from tests.cuda_host.memory import WITHIN, config_of, measure, teachers
+from tests.cuda_host.memory import MODELS, WITHIN, config_of, measure, teachers
 from tests.cuda_host.stub import Stub, model, rows_end_at_their_length
 from tests.cuda_host.written import written
 
@@ -75,7 +77,7 @@ def test_a_step_may_be_captured(way: str, stub: Stub) -> None:
     policy = model("0.5B", layers=2).eval()
     engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)))
     first = sample(engine, stub, **WAYS[way])
-    assert first["captured"] > 25 and first["violations"] == 0, stub.names("violation")
+    assert first["captured"] > 15 and first["violations"] == 0, stub.names("violation")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1)
@@ -115,10 +117,10 @@ def test_how_a_step_is_captured(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> 
 
 @GRAPHS
 @pytest.mark.parametrize(
-    ("kind", "per_layer", "beside"), [("bfloat16", 12, 5), ("float32 masters", 14, 6), ("adapter", 21, 5)]
+    ("kind", "per_layer", "beside"), [("bfloat16", 6, 5), ("float32 masters", 6, 6), ("adapter", 6, 5)]
 )
 def test_nodes_of_a_captured_step(kind: str, per_layer: int, beside: int, stub: Stub) -> None:
-    """0.5B, 24 layers: 293 nodes in bfloat16, 509 with an adapter; each takes the card about 2 µs, however little it computes."""
+    """0.5B, 24 layers: 149 nodes, with an adapter too; each takes the card about 2 µs, however little it computes."""
     nodes = []
     for layers in (2, 4):
         policy: Any = model("0.5B", torch.float32 if "float32" in kind else torch.bfloat16, layers).eval()
@@ -197,6 +199,38 @@ def test_new_tensors_of_an_update(kind: str, fused: bool, most: float) -> None:
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("one part of so many tokens is for a larger card")
     assert written(kind, layers=2, fused=fused)[0] < most
+
+
+def launches_of_a_step(stage: Stage, rows: int, accumulation: int, stub: Stub) -> int:
+    """Launches of the last of two updates of 0.5B with two layers."""
+    recipe = "gsm8k-qwen2.5-0.5b" if stage == "grpo" else "sft-grpo-dapo"
+    changes = [
+        "model.name=Qwen/Qwen2.5-0.5B", f"{stage}.optim=adamw_torch", f"{stage}.batch_size={rows}",
+        f"{stage}.gradient_accumulation_steps={accumulation}", "data.train.max_prompt_tokens=100",
+        "grpo.max_completion_tokens=256", "sft.max_length=256",
+    ]  # fmt: skip
+    real, counts = step.update, [0]
+
+    def update(*given: Any) -> Any:
+        before = stub.get("launches")
+        loss = real(*given)
+        counts.append(stub.get("launches") - before)
+        return loss
+
+    kind, sizes, more = MODELS["Qwen/Qwen2.5-0.5B"]
+    with (
+        patch.dict(MODELS, {"Qwen/Qwen2.5-0.5B": (kind, (2, *sizes[1:]), more)}),
+        patch.object(sft if stage == "sft" else step, "update", update),
+    ):
+        measure(recipe, *changes, stage=stage, steps=2)
+    return counts[-1]
+
+
+@pytest.mark.skipif("int(__import__('os').environ['STUB_CARD_GB']) < 40", reason="one part of 64 rows")
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_parts_are_what_fits(stage: Stage, stub: Stub) -> None:
+    """``batch_size`` × ``gradient_accumulation_steps`` says what a step learns from, not how it is computed."""
+    assert 0 < launches_of_a_step(stage, 8, 8, stub) <= 1.1 * launches_of_a_step(stage, 64, 1, stub)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
