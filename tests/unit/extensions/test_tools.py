@@ -97,6 +97,11 @@ def test_sums_are_those_of_python(expression: str) -> None:
         ("12*(3+4)", "12*(3+4)"),
         ("cost: $3.50 * 2 ", "3.50 * 2"),
         ("x = 4 - 1 ", "4 - 1"),
+        ("the house: $80,000 + $50,000 ", "80,000 + $50,000"),
+        ("9 x 60 ", "9 x 60"),
+        ("a box 5 - 3 ", "5 - 3"),
+        ("2 x ", None),
+        ("0x10 ", None),
         ("1,200 - 1 ", "1,200 - 1"),
         ("7\n8 + 1 ", "8 + 1"),
         ("x ", None),
@@ -273,6 +278,26 @@ def test_equals_signs_of_a_plain_solution_are_filled_in() -> None:
     assert row.text.startswith("<reasoning>\n290 / 2 = 145\n5 apples = \nx = 7 *3=21</reasoning>")
     assert [turn.request for turn in row.turns] == ["290 / 2", "7 *3"]
     assert form.system_prompt == get_format("reasoning_answer").system_prompt
+
+
+@pytest.mark.parametrize(
+    ("solution", "worked"),
+    [
+        ("earns 12/60 = $<<12/60=0.2>>0.2 per minute", "earns 12/60 = 0.2 per minute"),
+        ("0.2 x 50 = $<<0.2*50=10>>10.", "0.2 x 50 = 10."),
+        ("$80 + $50 = $<<80+50=130>>130", "$80 + $50 = 130"),
+        ("20% of 50 is <<.2*50=10>>10", "20% of 50 is .2*50 = 10"),
+        ("6 eggs x 2 = <<6*2=12>>12 eggs", "6 eggs x 2 = 6*2 = 12 eggs"),
+    ],
+)
+def test_sums_as_people_write_them_are_calls(solution: str, worked: str) -> None:
+    """GSM8K's sums have currency signs and an x for times; without this 12 % of them were written twice."""
+    assert EQUALS.worked(solution) == worked
+    ((begin, end),) = EQUALS.replies(worked)
+    call = EQUALS.find(worked[:begin])
+    assert (
+        call is not None and worked[begin:end].strip() == Calculator(Limits()).call(call.request, None).text
+    )
 
 
 def test_the_length_limit_counts_outputs() -> None:

@@ -16,6 +16,7 @@ MOST_CHARACTERS, MOST_DIGITS, MOST_DEPTH = 200, 100, 20
 """Longest expression, longest number that is computed, deepest nesting of brackets and signs."""
 DECIMALS = 4
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
+_CURRENCY, _TIMES = re.compile(r"[$€£](?=\.?\d)"), re.compile(r"(?<=[\d)])(?<!\b0)\s*[xX]\s*(?=[-(\d.])")
 _ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 _OTHER = re.compile(r"[^-+*/%()\d. ]", re.ASCII)
 
@@ -25,15 +26,14 @@ class NotArithmetic(ValueError):
 
 
 def value_of(expression: str) -> Fraction:
-    """Return the exact value of an expression of ``+ - * / // % ** ( )``; ``^ × ÷`` and commas in numbers are understood.
+    """Return the exact value of an expression of ``+ - * / // % ** ( )``, in the spellings that ``plain`` understands.
 
     Raises:
         NotArithmetic: It is none, divides by zero, or a number in it gets longer than ``MOST_DIGITS`` digits.
     """
     if len(expression) > MOST_CHARACTERS:
         raise NotArithmetic(f"the expression is longer than {MOST_CHARACTERS} characters")
-    text = re.sub(r"(?<=\d),", "", expression.translate(_SPELLINGS))
-    text = " ".join(_ZEROS.sub("", text).split())
+    text = plain(expression)
     if odd := _OTHER.search(text):
         raise NotArithmetic(f"'{text[odd.start() :][:20]}' is not arithmetic")
     try:
@@ -41,6 +41,12 @@ def value_of(expression: str) -> Fraction:
     except (SyntaxError, MemoryError, RecursionError):
         raise NotArithmetic(f"'{text[:40]}' is not a whole expression") from None
     return _value(tree, text)
+
+
+def plain(expression: str) -> str:
+    """Return an expression in Python's spelling: ``^ × ÷``, ``x`` between numbers, commas in them and currency signs are understood."""
+    text = _CURRENCY.sub("", re.sub(r"(?<=\d),", "", expression.translate(_SPELLINGS)))
+    return " ".join(_ZEROS.sub("", _TIMES.sub(" * ", text)).split())
 
 
 def as_text(value: Fraction) -> str:
@@ -132,7 +138,8 @@ class Calculator:
             return Output(f"Error: {error}", "NotArithmetic")
 
 
-_TAIL = re.compile(r"[-+*/%^()×÷·−\d.,\s]+\Z")
+_TAIL = re.compile(r"[-+*/%^()×÷·−xX$€£\d.,\s]+\Z")
+_OPERATION = re.compile(r"[\d)]\s*(?:[-+*/%^×÷·−]|[xX]\s*[-(\d.$€£])")
 
 
 def last_sum(text: str) -> str | None:
@@ -141,7 +148,7 @@ def last_sum(text: str) -> str | None:
     tail = match.group(0).rpartition("\n")[2] if match else ""
     for start in re.finditer(r"(?<![\d.,])[-(\d.]", tail):
         expression = tail[start.start() :].strip()
-        if not re.search(r"[\d)]\s*[-+*/%^×÷·−]", expression):
+        if not _OPERATION.search(expression):
             continue
         try:
             value_of(expression)

@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from algorist.extensions.toolbox.calculator import NotArithmetic, as_text, last_sum, value_of
+from algorist.extensions.toolbox.calculator import NotArithmetic, as_text, last_sum, plain, value_of
 
 FormatName = Literal["tags", "equals", "chat"]
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-_EXPRESSION = r"[-(]?[\d.(][-+*/×÷^()\d., ]*"
-_SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?({_NUMBER})")
-_ANNOTATION = re.compile(rf"({_EXPRESSION}=[ ]*)?<<([^<>=]+)=([^<>]*)>>[ ]?({_NUMBER})?")
+_CURRENCY = "$€£"
+_EXPRESSION = rf"[-(]?[{_CURRENCY}]?[\d.(][-+*/×÷^()xX{_CURRENCY}\d., ]*"
+_SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?[{_CURRENCY}]?({_NUMBER})")
+_ANNOTATION = re.compile(rf"({_EXPRESSION}=[ ]*[{_CURRENCY}]?)?<<([^<>=]+)=([^<>]*)>>[ ]?({_NUMBER})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +118,16 @@ class CallFormat:
         call = self._written(expression, value)
         if call is None:
             return before + (shown or value)
-        same = before.partition("=")[0].replace(" ", "") == expression.replace(" ", "")
-        return call if self.name == "equals" and same else before + call
+        shown_sum = before.partition("=")[0]
+        same = plain(shown_sum).replace(" ", "") == plain(expression).replace(" ", "")
+        return (self._written(shown_sum, value) if self.name == "equals" and same else None) or before + call
 
     def _written(self, expression: str, result: str) -> str | None:
         """Return a sum as a call with its output; None where the calculator gets another result, or none."""
         expression = expression.strip()
         try:
             value = as_text(value_of(expression))
-            if last_sum(expression) != expression or value != as_text(value_of(result)):
+            if last_sum(expression) != expression.lstrip(_CURRENCY) or value != as_text(value_of(result)):
                 return None
         except NotArithmetic:
             return None
