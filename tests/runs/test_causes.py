@@ -32,6 +32,15 @@ def noise(completions, **_):
     return torch.rand(len(completions), generator=torch.Generator().manual_seed(sum(map(len, completions)))).tolist()
 
 
+CALLS = []
+
+
+def annealed(completions, answer, **_):
+    CALLS.append(len(completions))
+    worth = max(0.0, 1 - len(CALLS) / 6)
+    return [worth * (f"<answer>{gold}</answer>" in "".join(text.split())) for text, gold in zip(completions, answer)]
+
+
 def indices(rewards_PG):
     order = rewards_PG.argsort(-1).float()  # of which the argsort would be the ranks
     return order - order.mean(-1, keepdim=True)
@@ -66,6 +75,7 @@ class FirstTokens(Extension):
     def batch(self, batch, policy):
         return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
 """
+SFT = ("sft.enabled=true", "grpo.enabled=false", "sft.max_steps=10")
 FAULTS: dict[str, tuple[str, ...]] = {
     "negative_weight": ("rewards=[{name: correct, weight: -1}]",),
     "stop_string_cuts": ("grpo.stop_strings=['=']",),
@@ -94,6 +104,20 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "problems_of_another_kind": ("model.name=CAREFUL", "eval.enabled=true", "data.eval={name: local, path: OTHERS}"),
     "updates_unbounded": ("grpo.num_iterations=8", "grpo.loss={clip_low: 0.999, clip_high: 100}", "grpo.max_steps=12"),
     "adapter_hardly_counts": ("model.lora={rank: 64, alpha: 1}", "grpo.learning_rate=1e-4", "grpo.max_steps=12"),
+    "reward_changes": ("rewards=['OWN:annealed']", "grpo.max_steps=12", "grpo.learning_rate=1e-5"),
+    "cut_questions": ("data.train={name: local, path: CUT}",),
+    "teacher_flattened": (
+        "grpo.teacher={model: MODEL, temperature: 8, loss: full}", "rewards=[{name: correct, weight: 0}]", "grpo.group_size=1",
+        "grpo.max_steps=16",
+    ),
+    "earlier_answers": (*SFT, "data.sft={name: local, path: EARLIER}"),
+    "learned_by_heart": (
+        *SFT, "sft.max_steps=60", "data.sft={name: local, path: TWENTY}", "eval.enabled=true",
+        "data.eval={name: local, path: OTHERS}",
+    ),
+    "held_out_leaks": (
+        *SFT, "data.sft={name: local, path: SHUFFLED}", "eval.enabled=true", "data.eval={name: local, path: TWENTY}",
+    ),
     "stated_answers": ("data.train={name: local, path: STATED}",),
 }  # fmt: skip
 """The rule that names the cause → what is planted."""
@@ -118,7 +142,19 @@ def places(runs: Runs) -> dict[str, Path]:
     shifted = runs.folder / "golds_of_others.jsonl"
     others = [row | {"answer": str(int(row["answer"]) + 1)} for row in rows]
     shifted.write_text("\n".join(map(json.dumps, others)) + "\n", encoding="utf-8")
-    return {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "CAREFUL": runs.careful, "PLUGIN": plugin, "SAME": same, "STATED": stated,
+    cut, earlier, twenty = (runs.folder / f"{name}.jsonl" for name in ("cut", "earlier", "twenty"))
+    stories = [
+        row | {"question": f"What do you get, dear friend, if you add {row['question']}"[:42]} for row in rows
+    ]
+    cut.write_text("\n".join(map(json.dumps, stories)) + "\n", encoding="utf-8")
+    onward = [
+        row | {"solution": f"{row['solution']}\n{row['answer']} + 9 = {int(row['answer']) + 9}"}
+        for row in rows
+    ]
+    earlier.write_text("\n".join(map(json.dumps, onward)) + "\n", encoding="utf-8")
+    twenty.write_text("\n".join(map(json.dumps, rows[:20])) + "\n", encoding="utf-8")
+    more = {"CUT": cut, "EARLIER": earlier, "TWENTY": twenty, "SHUFFLED": runs.train}
+    return more | {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "CAREFUL": runs.careful, "PLUGIN": plugin, "SAME": same, "STATED": stated,
             "SHIFTED": shifted, "OTHERS": kinds}  # fmt: skip
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from statistics import fmean
 
 from algorist.declared import registered
+from algorist.diagnosis.demonstrations import ENOUGH_ROWS, cut_questions, earlier_answers, local_problems
 from algorist.diagnosis.facts import share, window
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
-from algorist.diagnosis.signals import ends, middle, pooled, same_number, stop_strings, z_score
+from algorist.diagnosis.signals import Moments, ends, middle, pooled, same_number, stop_strings, z_score
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
@@ -27,8 +25,10 @@ SEVERAL = 3
 """Gold answers of one question that are no slip of the data."""
 APART, SOLVED = 0.4, 0.9
 """Difference of held-out and training accuracy that no temperature makes, and a training accuracy that leaves nothing to learn."""
-ENOUGH_ROWS, NEARLY_EVERY, HARDLY_ANY = 20, 0.8, 0.2
-"""Problems that say enough, and shares of them that are no chance: of questions that end in their gold answer, and of solutions that do."""
+NEARLY_EVERY, HARDLY_ANY = 0.8, 0.2
+"""Shares of problems that are no chance: of questions that end in their gold answer, and of solutions that do."""
+FELL_TO = 0.5
+"""Part of what a right completion earned at first that is left at the end."""
 
 
 @fact("accuracy in the first and the last window: {accuracy_course}")
@@ -120,7 +120,7 @@ def _data_of(f: Facts) -> dict[str, str]:
         for row in rows
         if row["question"]
     ]
-    return odd_data(_local_problems(f, run)) | odd_data(sampled)
+    return odd_data(local_problems(f, "train"), f["demonstrations"]) | odd_data(sampled)
 
 
 @fact("accuracy {}")
@@ -130,43 +130,55 @@ def held_out_apart(f: Facts) -> str | None:
     if f.signals.run is None or not first:
         return None
     before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        evaluation = json.loads((f.signals.run / "eval" / f"{f.stage}.json").read_text(encoding="utf-8"))
-        held_out = float(evaluation["metrics"]["greedy_accuracy"]["value"])
-        if (before >= SOLVED and held_out <= before - APART) or held_out >= after + APART:
-            return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
+    held_out = f["held_out"]
+    if (before >= SOLVED and held_out <= before - APART) or held_out >= after + APART:
+        return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
     return None
 
 
-for _name in ("odd_questions", "one_question", "stated_answers", "other_golds"):
+@fact("a right completion earned {}")
+def paid_for_right(f: Facts) -> str | None:
+    """Compare what right completions earn at first and at the end, where it falls to less than a half."""
+    first, last = (sum((b.paid for b in part), Moments()) for part in ends(f.signals.batches))
+    if min(first.n, last.n) < ENOUGH_ROWS or not 0 <= last.mean < FELL_TO * first.mean:
+        return None
+    return f"{first.mean:.2f} in the first window, {last.mean:.2f} in the last one"
+
+
+@fact("{}", "falling_reward")
+def _falling_reward(f: Facts) -> str:
+    """Name the reward whose part of the sum falls most from the first to the last quarter of the logged steps."""
+    falls = {}
+    for reward in f.settings.rewards():
+        name = str(reward["name"]).rpartition(":")[2]
+        first, last = ends(f.signals.series(f"rewards/{name}/mean"))
+        falls[name] = float(reward.get("weight", 1.0)) * (middle(first) - middle(last)) if first else 0.0
+    return max(falls, key=falls.__getitem__, default="a reward")
+
+
+for _name in (
+    "odd_questions",
+    "one_question",
+    "stated_answers",
+    "other_golds",
+    "cut_questions",
+    "earlier_answers",
+):
 
     @fact("{}", _name)
     def _(f: Facts, name: str = _name) -> str | None:
         return f["odd_data"].get(name)
 
 
-def _local_problems(f: Facts, run: Path) -> list[Problem]:
-    """Return the training problems of a run where they are a local file that can still be read."""
-    from algorist.config.load import load_recipe
-    from algorist.data.load import load_problems
-    from algorist.errors import AlgoristError
-
-    path = f.settings.get("data.train.path")
-    if not path or not Path(str(path)).is_file():
-        return []
-    try:
-        return list(load_problems(load_recipe(str(run / "config.yaml"), []).recipe.data.train))
-    except (AlgoristError, OSError, ValueError):
-        return []
-
-
-def odd_data(problems: Sequence[Problem]) -> dict[str, str]:
-    """Collect the oddities of problems, by the fact that says them."""
+def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()) -> dict[str, str]:
+    """Collect the oddities of problems and of SFT's demonstrations, by the fact that says them."""
     signs = {
         "odd_questions": _other_column(problems),
         "one_question": _one_question(problems),
         "stated_answers": _stated(problems),
         "other_golds": _other_golds(problems),
+        "cut_questions": cut_questions(problems) or cut_questions(demonstrations),
+        "earlier_answers": earlier_answers(demonstrations),
     }
     return {name: text for name, text in signs.items() if text}
 

@@ -189,7 +189,7 @@ def graded(f: Facts) -> int:
 
 @fact("{}")
 def leaked(f: Facts) -> str | None:
-    """Of a run, exactly the questions of its rollouts; whoever has the data says it with ``leaked_text``."""
+    """Of a run, the questions of its rollouts, else those of its demonstrations; whoever has the data says it with ``leaked_text``."""
     run = f.signals.run
     if run is None or not any((run / "eval").glob("*.parquet")):
         return None
@@ -200,7 +200,10 @@ def leaked(f: Facts) -> str | None:
         "FROM (SELECT question, question IN (SELECT question FROM rollouts) AS trained FROM samples)",
     )
     (row,) = rows
-    return _leaked(row["leaked"], row["evaluated"], row["example"]) if row["leaked"] else None
+    if row["leaked"] or not f["demonstrations"]:
+        return _leaked(row["leaked"], row["evaluated"], row["example"]) if row["leaked"] else None
+    evaluated = query(run, "SELECT DISTINCT question FROM samples")
+    return leaked_text(f["demonstrations"], [Problem("", str(row["question"]), "") for row in evaluated])
 
 
 def leaked_text(training: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:

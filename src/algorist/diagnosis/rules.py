@@ -12,7 +12,8 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis.course import APART, HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, SOLVED, rises  # noqa: F401 (of rules.yaml)
+from algorist.diagnosis.course import APART, FELL_TO, HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, SOLVED, rises  # noqa: F401 (of rules.yaml)
+from algorist.diagnosis.demonstrations import BY_HEART, CUT, EARLIER, PASSES, UNSOLVED, learned_by_heart  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE

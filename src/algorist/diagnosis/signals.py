@@ -79,7 +79,8 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rollouts of one generation batch in numbers: counts of groups and of rollouts, group means as moments."""
+    """The rollouts of one generation batch in numbers: counts of groups and of rollouts, group means as moments;
+    ``paid`` is what right completions earned."""
 
     step: int
     rollouts: int
@@ -101,6 +102,7 @@ class Batch:
     reward: Moments
     readable: Moments
     tokens: Moments
+    paid: Moments
 
 
 def make_batch(records: Sequence[Mapping[str, Any]], stops: Sequence[str] = ()) -> Batch:
@@ -146,6 +148,7 @@ def make_batch(records: Sequence[Mapping[str, Any]], stops: Sequence[str] = ()) 
         reward=means(_reward),
         readable=means(lambda r: r.get("reason") not in UNREADABLE),
         tokens=means(lambda r: int(r.get("completion_tokens") or 0)),
+        paid=Moments.of(_reward(r) for r in records if r.get("correct")),
     )
 
 

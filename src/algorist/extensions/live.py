@@ -60,11 +60,12 @@ def start_findings(run: Any) -> list[Finding]:
 
     plan, recipe, policy, train, sft = run.plan, run.recipe, run.policy, run.train, run.sft
     context = context_of(policy.model)
-    facts: dict[str, Any] = {"context": context, "looked_at": len(train), "odd_data": odd_data(train)}
+    taught = sft if plan.trains("sft") else []
+    facts: dict[str, Any] = {"context": context, "looked_at": len(train), "odd_data": odd_data(train, taught)}
     room = context - recipe.grpo.max_completion_tokens if context else 0
     if plan.trains("grpo") and room > 0:
         facts["do_not_fit"] = len(prompts_beyond(room, train, plan.form, policy.tokenizer))
-    rendered = sft if plan.trains("sft") and recipe.sft.source == "problems" else ()
+    rendered = taught if recipe.sft.source == "problems" else ()
     facts |= tokenization_facts(policy, plan.form, train, demonstrations=rendered)
     rules = [rule for rule in all_rules().values() if rule.room == "start"]
     steps = {"sft": sft_steps(recipe.sft, len(sft)), "grpo": grpo_steps(recipe.grpo, len(train))}

@@ -226,8 +226,8 @@ class _Inspection:
         result.prompts = prompt_lengths(recipe, data.train, self.policy, form)
         result.golds = gold_coverage(data.train)
         result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
-        result.prompts["odd_data"] = odd_data(data.train)
         demos = data.sft if self.sft else ()
+        result.prompts["odd_data"] = odd_data(data.train, demos)
         as_written, rendered = (demos, ()) if recipe.sft.source == "prompt_response" else ((), demos)
         result.tokenization = tokenization_facts(self.policy, form, data.train, as_written, rendered)
         prompts = [encode_prompt(form, self.policy.tokenizer, p.question) for p in data.train[:LOOKED_AT]]

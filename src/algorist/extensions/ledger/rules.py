@@ -38,6 +38,8 @@ STILL = 1e-6
 UNBOUNDED = 10.0
 """Clip of the ratio that bounds nothing: a token may become eleven times as likely before an update leaves it out; usual are 0.2 and
 CISPO's cap of 5."""
+FLAT = 2.0
+"""Temperature from which on a teacher's distribution says little: at 4, of two tokens 4 nats apart the worse one gets 0.27."""
 FAINT = 0.1
 """Factor alpha / rank of an adapter below which its steps hardly count at usual rates; usual is 2."""
 ADAPTIVE = ("adam", "lion", "adafactor", "muon", "apollo", "galore", "lomo")
@@ -187,6 +189,10 @@ def updates_unbounded(f: Facts) -> bool:
     return int(updates or 1) > 1 and float(high or 0.0) >= UNBOUNDED and not rises(f)
 
 
+def teacher_flattened(f: Facts) -> bool:
+    return f.number("grpo.teacher.temperature", 1.0) >= FLAT and not rises(f)
+
+
 def adapter_hardly_counts(f: Facts) -> bool:
     lora = f.settings.get("model.lora") or {}
     return bool(lora) and lora["alpha"] / lora["rank"] < FAINT and not lora.get("rslora") and not rises(f)
@@ -258,6 +264,9 @@ def _rules(f: Facts, term: str, weight: float, much: float) -> bool:
 CHANGE: dict[str, Changes] = {
     "negative_weight": {"rewards": lambda f: _with(f, abs)},
     "correct_is_drowned": {"rewards": lambda f: _with(f, lambda _: 1.0, others=0.1)},
+    "teacher_flattened": {
+        "grpo.teacher.temperature": lambda f: 1.0 if f.get("grpo.teacher.temperature") else None
+    },
     "adapter_hardly_counts": {"model.lora.alpha": lambda f: 2 * int(f.settings.get("model.lora.rank") or 16)},
 }
 

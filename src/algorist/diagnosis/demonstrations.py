@@ -1,0 +1,98 @@
+"""Facts of SFT: what its demonstrations show, how often they were read, and what stayed of them on held-out problems."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from algorist.diagnosis.rule import Facts, Share, Unknown, fact
+from algorist.diagnosis.signals import same_number
+from algorist.store.safe_text import one_line
+from algorist.types import Problem
+
+ENOUGH_ROWS = 20
+"""Problems that say enough."""
+EARLIER = 0.2
+"""Share of demonstrations that answer with an earlier number of their own solution; MATH's solutions do in 0.06."""
+PASSES, BY_HEART, UNSOLVED = 20.0, 0.98, 0.5
+"""Passes over the demonstrations, accuracy of their tokens, and of held-out problems, that show what was learned by heart."""
+CUT, LONG = 0.2, 40
+"""Share of questions that end at one length without a sign, and the characters from which on that is no chance."""
+_NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
+
+
+def earlier_answers(demonstrations: Sequence[Problem]) -> str | None:
+    """Count the demonstrations that answer with an earlier number of their solution than its last one; None where they are few."""
+    solved = [p for p in demonstrations if p.solution and same_number(p.answer, p.answer)]
+    earlier = []
+    for problem in solved:
+        *before, last = _NUMBER.findall(problem.solution or "") or [""]
+        if not same_number(last, problem.answer) and any(same_number(n, problem.answer) for n in before):
+            earlier.append((problem, last))
+    if len(solved) < ENOUGH_ROWS or len(earlier) < EARLIER * len(solved):
+        return None
+    problem, last = earlier[0]
+    return (
+        f"{len(earlier)} of {len(solved)} demonstrations answer with an earlier number of their solution, such as "
+        f"{one_line(problem.answer, 20)} where it ends in {last}"
+    )
+
+
+def cut_questions(problems: Sequence[Problem]) -> str | None:
+    """Count the questions that end at one length in the middle; None where they are few."""
+    longest = max((len(p.question) for p in problems), default=0)
+    cut = [p.question for p in problems if len(p.question) == longest and p.question[-1:].isalnum()]
+    if len(problems) < ENOUGH_ROWS or longest < LONG or len(cut) < CUT * len(problems):
+        return None
+    return f"{len(cut)} of {len(problems)} questions end in the middle after {longest} characters, such as: …{one_line(cut[0][-40:], 40)}"
+
+
+def local_problems(f: Facts, part: str) -> list[Problem]:
+    """Return the problems of ``data.train`` or ``data.sft`` of a run where they are a local file that can still be read."""
+    from algorist.config.load import load_recipe
+    from algorist.data.load import load_problems
+    from algorist.errors import AlgoristError
+
+    path, run = f.settings.get(f"data.{part}.path"), f.signals.run
+    if run is None or not path or not Path(str(path)).is_file():
+        return []
+    try:
+        return list(load_problems(getattr(load_recipe(str(run / "config.yaml"), []).recipe.data, part)))
+    except (AlgoristError, OSError, ValueError):
+        return []
+
+
+@fact("{}", "demonstrations")
+def _demonstrations(f: Facts) -> list[Problem]:
+    """Return SFT's demonstrations, as far as they are a local file."""
+    if not f.settings.get("sft.enabled"):
+        return []
+    return local_problems(f, "sft" if f.settings.get("data.sft") else "train")
+
+
+@fact("the demonstrations were read {:.0f} times")
+def passes(f: Facts) -> float | None:
+    return max((epoch for _, epoch in f.signals.series("epoch", f.stage)), default=None)
+
+
+@fact("{} of their tokens are predicted rightly")
+def token_accuracy(f: Facts) -> Share | None:
+    series = f.signals.series("mean_token_accuracy", f.stage)
+    return Share(series[-1][1]) if series else None
+
+
+@fact("{} of the held-out problems are solved after the stage")
+def held_out(f: Facts) -> Share:
+    """Read the evaluation after a stage (Unknown: there is none)."""
+    if f.signals.run is not None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            text = (f.signals.run / "eval" / f"{f.stage}.json").read_text(encoding="utf-8")
+            return Share(json.loads(text)["metrics"]["greedy_accuracy"]["value"])
+    raise Unknown("evaluation")
+
+
+def learned_by_heart(f: Facts) -> bool:
+    return f["passes"] >= PASSES and f["token_accuracy"] >= BY_HEART and f["held_out"] < UNSOLVED
