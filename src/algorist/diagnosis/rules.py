@@ -16,6 +16,7 @@ from algorist.diagnosis.course import APART, FELL_TO, HARDLY_ANY, MOST_OF_THEM, 
 from algorist.diagnosis.demonstrations import BY_HEART, CUT, EARLIER, PASSES, UNSOLVED, learned_by_heart  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
+from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 
 # ---- what shows before training
@@ -250,7 +251,7 @@ def few_useful_groups(f: Facts) -> bool:
 
 
 def no_signal(f: Facts) -> bool:
-    return f["groups"] and (not f["differing_groups"]) and not f["unpaid"]
+    return f["groups"] >= MIN_GROUPS and not f["differing_groups"] and not f["unpaid"]
 
 
 def all_right(f: Facts) -> bool:
