@@ -277,8 +277,10 @@ class WeightPool:
     @property
     def own_bytes(self) -> int:
         """Memory of what is not the model's own."""
-        own = {_storage(t): t.nbytes for t in self._tensors if _storage(t) not in self._lent}
-        return sum(own.values())  # some are kept twice
+        held = {
+            _storage(t): t.untyped_storage().nbytes() for t in self._tensors
+        }  # some are kept twice, or in parts
+        return sum(size for where, size in held.items() if where not in self._lent)
 
 
 def _address(tensor: Tensor) -> int:
