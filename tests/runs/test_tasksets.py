@@ -37,6 +37,7 @@ class Odd(vf.Task):
         if kind == "hang": time.sleep(600)
         if kind == "exit": os._exit(3)
         if kind == "print": print("x" * 10**6)
+        if kind == "memory": bytearray(6 * 2**30)
         if kind == "raise": raise type("E", (Exception,), {"__reduce__": None})("no")
         return {"nan": float("nan"), "text": "much"}.get(kind, 1.0)
 
@@ -115,8 +116,8 @@ def test_the_real_verifiers() -> None:
 def test_what_a_taskset_does_ends_nothing_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taskset, "SCORE_S", 1.0)
     problems = load(folder, "odds")
-    assert paid(problems, "fine", "hang", "fine", "exit", "fine", "print", "raise", "fine", "text", "fine") == [
-        1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0,
+    assert paid(problems, "fine", "hang", "fine", "exit", "fine", "print", "raise", "memory", "text", "fine") == [
+        1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0,
     ]  # fmt: skip
     assert paid(problems, "nan") == [0.0]
     assert problems[0].checker == "verifiers"

@@ -233,6 +233,7 @@ HOSTILE = {
     "exit": ("import sys; sys.exit(3)", "SystemExit"),
     "end": ("import os; os._exit(3)", "Crashed"),
     "kill": ("import os; os.kill(os.getpid(), 9)", "Crashed"),
+    "parent": ("import os; os.kill(os.getppid(), 9)", "Crashed"),
     "segfault": ("import ctypes; ctypes.string_at(0)", "Crashed"),
     "memory": ("x = bytearray(6 * 2**30)", "MemoryError"),
     "recursion": ("f = lambda: f()\n        f()", "RecursionError"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from algorist_grader import system
 from algorist_grader.child_process import HEAD, MAX_ANSWER
+from algorist_grader.errors import named
 
 
 def _main(memory_mb: str, target: str, *arguments: str) -> None:
@@ -32,7 +33,9 @@ def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
             os._exit(1)  # a fork that came back from the user's code
         body = json.dumps(content).encode()
         if len(body) > MAX_ANSWER:
-            body = json.dumps({"error": "size", "detail": f"its answer has {len(body)} bytes"}).encode()
+            body = json.dumps(
+                {"error": "size", "detail": f"Crashed: its answer has {len(body)} bytes"}
+            ).encode()
         sink.write(HEAD.pack(number, len(body)) + body)
         sink.flush()
 
@@ -50,21 +53,17 @@ def _work(memory_mb: str, target: str, arguments: Sequence[str]) -> None:
         try:
             reply = {"value": answer(source.read(length))}
         except MemoryError:
-            reply = {"error": "memory"}
+            reply = {"error": "memory", "detail": f"MemoryError: it took more than {memory_mb} MiB of memory"}
         except BaseException as error:  # SystemExit and math-verify's timeout are no Exceptions
             reply = {"error": "raised", "detail": _said(error)}
         send(number, reply)
 
 
 def _said(error: BaseException) -> str:
-    """Return the error and its traceback, at most 8,000 characters of each."""
+    """Return the error and the end of its traceback."""
     import traceback
 
-    try:
-        message = repr(error)
-    except Exception:
-        message = type(error).__name__
-    return f"{message[:8000]}\n{''.join(traceback.format_exception(error, limit=-20))[-8000:]}"
+    return f"{named(error)}\n{''.join(traceback.format_exception(error, limit=-20))[-8000:]}"
 
 
 if __name__ == "__main__":

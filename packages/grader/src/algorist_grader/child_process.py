@@ -53,6 +53,16 @@ class Answer:
     error: str = ""
     detail: str = ""
 
+    @property
+    def kind(self) -> str:
+        """The class of the error: of what was raised, or ``TimeoutError``, ``MemoryError``, ``Crashed``; the detail begins with it."""
+        return self.detail.partition(":")[0]
+
+    @property
+    def said(self) -> str:
+        """The first line of the detail."""
+        return self.detail.partition("\n")[0] or self.error
+
 
 class Child:
     """One worker process; it starts when it is first needed, again after it ended, and ends when its last holder is gone.
@@ -219,19 +229,21 @@ class Child:
                         self._pass_on(rest)
                     return answer if answer.error != "crashed" else self._died(process)
             if late and not any(name == "answer" for name, _ in pieces):
-                return Answer(error="timeout")
+                return Answer(error="timeout", detail=f"TimeoutError: it took longer than {timeout_s:g} s")
             if self._is_over_memory():
-                return Answer(error="memory")
+                return Answer(
+                    error="memory", detail=f"MemoryError: it took more than {self.memory_mb} MiB of memory"
+                )
 
     def _take(self, part: bytes) -> Answer | None:
         """Add received bytes; return the answer of this request once it is whole, drop those of others."""
         if not part:
-            return Answer(error="crashed")
+            return Answer(error="crashed", detail="Crashed: its process died")
         self._data += part
         while len(self._data) >= HEAD.size:
             number, length = HEAD.unpack_from(self._data)
             if length > MAX_ANSWER:
-                return Answer(error="size", detail=f"its answer has more than {MAX_ANSWER} bytes")
+                return Answer(error="size", detail=f"Crashed: its answer has more than {MAX_ANSWER} bytes")
             if len(self._data) < HEAD.size + length:
                 return None
             body, self._data = self._data[HEAD.size : HEAD.size + length], self._data[HEAD.size + length :]
@@ -242,7 +254,7 @@ class Child:
                         reply.get("value"), str(reply.get("error", "")), str(reply.get("detail", ""))
                     )
                 except (ValueError, AttributeError, RecursionError):
-                    return Answer(error="crashed")
+                    return Answer(error="crashed", detail="Crashed: its process died")
         return None
 
     def _pass_on(self, part: bytes) -> None:
@@ -261,7 +273,8 @@ class Child:
         code = 128 - code if code and code < 0 else code  # nothing guarded it
         name = signal.Signals(code - 128).name if code and code - 128 in set(signal.Signals) else None
         return Answer(
-            error="crashed", detail=f"its process died ({f'by {name}' if name else f'exit code {code}'})"
+            error="crashed",
+            detail=f"Crashed: its process died ({f'by {name}' if name else f'exit code {code}'})",
         )
 
     def _has_grown(self) -> bool:

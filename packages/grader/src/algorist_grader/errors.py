@@ -32,6 +32,14 @@ class MissingExtraError(AlgoristError, ImportError):
     """An optional dependency is not installed."""
 
 
+def named(error: BaseException) -> str:
+    """Return the class of an error and its message, which it may fail to tell; at most 16,000 characters."""
+    try:
+        return f"{type(error).__name__}: {str(error)[:16_000]}"
+    except BaseException:
+        return f"{type(error).__name__}: "
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest valid name, or an empty string."""
     near = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0.5)

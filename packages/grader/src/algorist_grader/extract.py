@@ -16,6 +16,7 @@ from algorist_grader.markers import (
     MOST_ANSWERS,
     Box,
     after_reasoning,
+    after_thinking,
     answer_blocks,
     find_boxes,
     hash_answers,
@@ -104,6 +105,17 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
         if numbers:
             return Extraction(numbers[-1].strip(), "last number")
     return Extraction(None)
+
+
+def in_tags(text: str, reasoning: str, reasoned: str, start: str, end: str) -> Extraction:
+    """Return the answer between its own tags, after the reasoning in its tags."""
+    rest = after_thinking(text.rpartition(reasoned)[2].partition(reasoning)[0])
+    return decided(answer_blocks(rest or "", start, end), start)
+
+
+def in_boxes(text: str) -> Extraction:
+    """Return the answer in the last box after the reasoning."""
+    return from_boxes(after_reasoning(text) or "")[0]
 
 
 def _value_of(phrase: str) -> str:

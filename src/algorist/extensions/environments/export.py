@@ -18,31 +18,8 @@ from algorist.prompts.formats import Published
 from algorist.types import Problem
 from algorist_grader.user_code import find_file
 
-FILES = {
-    "README.md": "readme.txt",
-    "pyproject.toml": "pyproject.txt",
-    "$name/__init__.py": "init.txt",
-    "$name/environment.py": "environment.txt",
-    "$name/taskset.py": "taskset.txt",
-}
-"""Files of the package, and the texts that they are written from."""
-_TAGGED = """\
-from algorist_grader.extract import decided
-from algorist_grader.markers import after_thinking, answer_blocks
-
-
-def answer_of(completion):
-    \"\"\"Read the answer in its tags after the reasoning.\"\"\"
-    rest = completion.rpartition({closed})[2].partition({opened})[0]
-    return decided(answer_blocks(after_thinking(rest) or "", {start}, {end}), {start})"""
-_BOXED = """\
-from algorist_grader.extract import from_boxes
-from algorist_grader.markers import after_reasoning
-
-
-def answer_of(completion):
-    \"\"\"Read the answer in its box after the reasoning.\"\"\"
-    return from_boxes(after_reasoning(completion) or "")[0]"""
+PACKAGE = Path(__file__).with_name("package")
+"""The texts, where the package has them: ``name`` is the package's, and each ends in ``.txt``."""
 
 
 def write_environment(
@@ -58,27 +35,25 @@ def write_environment(
         raise ConfigError(f"--to {target}: its name is that of a Python package; begin it with a letter")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already and not empty; give --to another folder")
-    imports, read = _reading(form).split("\n\n\n")
     system = form.system_prompt if form.system_role == "system" else ""
     (content,) = [message["content"] for message in form.render("{question}") if message["role"] != "system"]  # type: ignore[index,misc]
     checker = next((p.checker for p in problems if ".py:" in p.checker), "")
     values = {
         "name": name,
-        "kind": re.sub(r"_*([a-z0-9]+)", lambda part: part[1].capitalize(), name),
+        "kind": "".join(part.capitalize() for part in name.split("_")),
         "count": str(len(problems)),
         "system": json.dumps(system),
         "content": json.dumps(content),
         "matcher": json.dumps(matcher),
-        "imports": imports,
-        "read": read,
+        "tags": json.dumps(_tags(form)),
         "checker": f'str(Path(__file__).with_name("checks.py")) + ":{checker.rpartition(":")[2]}"' if checker else '""',
         "needs": ', "reasoning-gym"' if any(p.checker == "reasoning_gym" for p in problems) else "",
     }  # fmt: skip
-    for path, text in FILES.items():
-        file = target / Template(path).substitute(values)
+    for source in PACKAGE.rglob("*.txt"):
+        file = target / str(source.relative_to(PACKAGE).with_suffix("")).replace("name", name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        template = Path(__file__).with_name(text).read_text(encoding="utf-8")
-        file.write_text(Template(template).substitute(values), encoding="utf-8")
+        text = Template(source.read_text(encoding="utf-8")).substitute(values)
+        file.write_text(text, encoding="utf-8")
     lines = [json.dumps(_row(problem), default=str) + "\n" for problem in problems]
     (target / name / "problems.jsonl").write_text("".join(lines), encoding="utf-8")
     if checker:
@@ -94,17 +69,16 @@ def _row(problem: Problem) -> dict[str, object]:
     return {key: value for key, value in row.items() if key != "checker" or ".py:" not in str(value)}
 
 
-def _reading(form: PromptFormat) -> str:
-    """Return the function that reads a completion's answer as the format does, with its imports."""
+def _tags(form: PromptFormat) -> tuple[str, ...]:
+    """Return the tags that a format reads answers by; none where they are in boxes."""
     if form.turns is not None:
         raise ConfigError(
             "the recipe has tools or an environment, which an export does not carry; leave them out: tools=null"
         )
     if form.is_chat and not form.prefilled_start and type(form).parse is PromptFormat.parse:
-        opened, closed, start, end = map(json.dumps, form.tags.all())
-        return _TAGGED.format(opened=opened, closed=closed, start=start, end=end)
+        return form.tags.all()
     if form.is_chat and type(form) is Published and not form.stated and "\\boxed" in form.closing:
-        return _BOXED
+        return ()
     raise ConfigError(
         f"prompt.format is {form.name}, whose prompts or answers other trainers could not write or read; take one that is a chat with "
         "tags, such as prompt.format=reasoning_answer, or boxed"

@@ -1,193 +1,173 @@
-"""The process of a user's environments: it imports their file, and each rollout has a fork of it.
+"""The process of a user's environment class: it imports the file, and each rollout has a fork of it.
 
 A fork holds one environment. One that hangs, dies or grows ends alone, and since each begins as the file was imported, with random
 numbers of its problem and row, a rollout does not depend on those before it: a run that is resumed samples the same.
+Replies have the parts of ``algorist_grader.child_process.Answer``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import random
 import signal
 import sys
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from inspect import getmembers, isclass, iscoroutine, isfunction, signature
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from algorist.extensions.toolbox.base import clipped
+from algorist_grader.child_process import START_S
+from algorist_grader.errors import named
 from algorist_grader.system import FORKS, memory_of
-from algorist_grader.user_code import import_file
+from algorist_grader.user_code import import_file, no_function
 
 LONGEST = 16_384
 """Most characters of a reply."""
+MEMORY_MB = 1024
+"""Most memory of an environment (MiB), beyond that of its file."""
 MOST_MEMORY = 4 * 2**30
-"""Bytes that all environments of a file may hold together."""
-ANY_ROW, DESCRIBED = -1, -2
-"""Rows of a rollout that is only looked at, and of what describes classes."""
-NOT_TOOLS = ("reset", "get_reward")
+"""Bytes that all environments of a class may hold together."""
+Reply = dict[str, Any]
+_MEMORY: Reply = {"error": "memory", "detail": f"MemoryError: it took more than {MEMORY_MB} MiB of memory"}
+_DIED: Reply = {"error": "crashed", "detail": "Crashed: its process died"}
 
 
-def prepare(file: str) -> tuple[Callable[[bytes], Any], list[str]]:
-    """Import the file; return what answers requests, and the names of its functions and classes."""
+def prepare(file: str, name: str) -> tuple[Callable[[bytes], Reply], Mapping[str, Any]]:
+    """Import the file; return what answers requests, and the description of the class, or why it is ``refused``."""
     sys.path.append(str(Path.cwd()))
     random.seed(0)
     module = import_file(Path(file))
-    names = [
-        name
-        for name, value in vars(module).items()
-        if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
-    ]
-    rows: dict[int, _Fork | _Here] = {}
+    if not hasattr(module, name):
+        return (lambda request: _DIED), {"refused": no_function(name, [*dict(getmembers(module, isclass))])}
+    rows = _Rows(getattr(module, name))
+    reply = rows.once({"what": "describe", "seconds": START_S})
+    return rows.answer, reply.get("value") or {"refused": f"cannot be made: {reply['detail']}"}
 
-    def answer(request: bytes) -> Any:
-        order = json.loads(request)
-        row = order["row"]
-        if order["what"] == "end":
-            for key in [row] if row != ANY_ROW else list(rows):
-                if key in rows:
-                    rows.pop(key).end()
-            return None
-        if row not in rows:
-            rows[row] = (_Fork if FORKS else _Here)(module)
-        reply = rows[row].ask(request, order["seconds"])
-        if not reply.get("error") and sum(other.memory for other in rows.values()) > MOST_MEMORY:
-            reply = {"error": "memory"}
-        if reply.get("error") not in (None, "", "raised") or row == ANY_ROW:
-            rows.pop(row).end()
+
+class _Rows:
+    """The environments of the rollouts of a request."""
+
+    def __init__(self, entry: Any) -> None:
+        self.entry = entry
+        self.rows: dict[int, Any] = {}
+        """By row: an environment; None before its first call; its last reply where it has ended."""
+
+    def once(self, order: Mapping[str, Any]) -> Reply:
+        """Ask an environment that is of no rollout."""
+        row = KIND(self.entry)
+        reply = row.ask(order)
+        row.end()
         return reply
 
-    return answer, names
+    def answer(self, request: bytes) -> Reply:
+        order = json.loads(request)
+        what, number = order["what"], order["row"]
+        if what == "rows":
+            for row in self._alive():
+                row.end()
+            self.rows = dict.fromkeys(range(order["rows"]))
+            return {}
+        if number is None:
+            return self.once(order)
+        row = self.rows.get(number, _DIED)  # not there: this process is not the one that began it
+        if row is None:
+            row = self.rows[number] = KIND(self.entry)
+        if isinstance(row, dict):
+            return row
+        reply = row.ask(order)
+        if not reply.get("error") and sum(other.memory for other in self._alive()) > MOST_MEMORY:
+            reply = _MEMORY
+        if what == "score" or reply.get("error", "raised") != "raised":
+            row.end()
+            self.rows[number] = reply
+        return reply
+
+    def _alive(self) -> list[Any]:
+        return [row for row in self.rows.values() if isinstance(row, KIND)]
 
 
-class _Fork:
-    """One environment in a process of its own."""
-
-    def __init__(self, module: Any) -> None:
-        self.memory = self._number = 0
-        self._shared = memory_of(os.getpid())
-        self._pipe, other = Pipe()
-        self._pid = os.fork()
-        if not self._pid:
-            try:
-                os.setsid()
-                self._pipe.close()
-                _serve(other, _Held(module))
-            finally:
-                os._exit(0)
-        other.close()
-
-    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
-        self._number += 1
-        deadline = time.monotonic() + seconds
-        with suppress(OSError, EOFError, ValueError):
-            self._pipe.send_bytes(request)
-            while self._pipe.poll(max(0.0, deadline - time.monotonic())):
-                number, reply = json.loads(self._pipe.recv_bytes(64 * LONGEST))
-                if number == self._number:  # not that of a fork that came back from the user's code
-                    self.memory = memory_of(self._pid) - self._shared
-                    return dict(reply)
-            return {"error": "timeout"}
-        return {"error": "crashed"}
-
-    def end(self) -> None:
-        for kill in (os.killpg, os.kill):
-            with suppress(OSError):
-                kill(self._pid, signal.SIGKILL)
-        with suppress(OSError):
-            os.waitpid(self._pid, 0)
-        self._pipe.close()
-
-
-class _Here:
-    """One environment in this process, where nothing forks."""
+class _Environment:
+    """An environment and what is done with it; in this process where nothing forks."""
 
     memory = 0
 
-    def __init__(self, module: Any) -> None:
-        self._held = _Held(module)
-
-    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
-        return self._held.reply(request)
+    def __init__(self, entry: Any) -> None:
+        self.entry, self.runner = entry, asyncio.Runner()
+        self.environment: Any = None
 
     def end(self) -> None:
         """End nothing."""
 
-
-def _serve(pipe: Any, held: _Held) -> None:
-    number, me = 0, os.getpid()
-    while True:
-        request = pipe.recv_bytes()
-        number += 1
-        reply = held.reply(request)
-        if os.getpid() != me:
-            return
-        pipe.send_bytes(json.dumps([number, reply]).encode())
-
-
-class _Held:
-    """An environment and what is done with it."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self.environment: Any = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-
-    def reply(self, request: bytes) -> dict[str, Any]:
-        order = json.loads(request)
+    def ask(self, order: Mapping[str, Any]) -> Reply:
         try:
-            if order["what"] == "describe":
-                return {"value": _describe(getattr(self.module, order["name"]))}
-            if self.environment is None:
+            if self.environment is None and order["what"] not in ("describe", "begin"):
                 self._begin(order)
             return {"value": getattr(self, f"_{order['what']}")(order)}
         except MemoryError:
-            return {"error": "memory"}
+            return _MEMORY
         except BaseException as error:
-            began = self.environment is not None
-            return {"error": "raised", "kind": type(error).__name__, "detail": _said(error), "began": began}
+            return {"error": "crashed" if self.environment is None else "raised", "detail": named(error)}
 
-    def _begin(self, order: Mapping[str, Any]) -> None:
-        """Make the environment and start it with its problem; ``observation`` is what ``reset`` returned."""
-        problem = order["problem"]
-        _seed(problem["id"])
-        environment: Any = getattr(self.module, order["name"])()
-        self.observation = None
+    def _describe(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Return form, tools as chat templates take them, and whether it pays; or why it is ``refused``: it is no environment."""
+        kind = self.entry if isclass(self.entry) else type(self.entry())
+        members = [name for name, _ in getmembers(kind, isfunction) if name[0] != "_"]
+        if {"start", "reply"} <= {*members}:
+            return {"form": "start", "tools": [], "pays": False}
+        if "reset" not in members:
+            lacking = [f"no {name}" for name in ("start", "reply") if name not in members]
+            return {
+                "refused": f"has {' and '.join(lacking)}; expected a class with start(problem) and reply(rollout) -> str | None, or TRL's form: "
+                f"reset(**row), methods as tools, get_reward(). Its methods: {', '.join(members) or 'none'}"
+            }
+        from transformers.utils import get_json_schema
+
+        environment, tools = self.entry(), []
+        for name in (name for name in members if name not in ("reset", "get_reward")):
+            try:
+                tools.append(get_json_schema(getattr(environment, name)))
+            except Exception as error:
+                return {
+                    "refused": f"has the method {name}, which cannot be described to the model as a tool: {error}. A method that is no tool "
+                    "begins with _"
+                }
+        return {"form": "trl", "tools": tools, "pays": "get_reward" in members}
+
+    def _begin(self, order: Mapping[str, Any]) -> str | None:
+        """Make the environment and start it with its problem; return the text of ``reset``."""
+        text = None
+        _seed(order["id"])
+        environment = self.entry()
         if order["form"] == "trl":
-            self.observation = _text(
-                environment.reset(**_taken(environment.reset, order["columns"])), "reset"
-            )
+            text = _text(environment.reset(**_taken(environment.reset, order["columns"])), "reset")
         else:
-            environment.start(SimpleNamespace(**problem))
-        if order.get("shown", self.observation) != self.observation:
+            environment.start(SimpleNamespace(**{"id": order["id"], **order["columns"]}))
+        if order.get("shown", text) != text:
             raise ValueError(
                 "reset returned another text than before for the same problem, whose completions share a prompt; let it draw from the "
                 "row, or with random or numpy.random"
             )
         self.environment = environment
-        _seed(f"{problem['id']} {order['row']}")
-
-    def _observe(self, order: Mapping[str, Any]) -> str | None:
-        return self.observation
+        _seed(f"{order['id']} {order['row']}")
+        return text
 
     def _reply(self, order: Mapping[str, Any]) -> str | None:
-        rollout = order["rollout"]
-        turns = [SimpleNamespace(**turn) for turn in rollout["turns"]]
-        value = self._done(self.environment.reply(SimpleNamespace(text=rollout["text"], turns=turns)))
-        value = _text(str(value) if isinstance(value, (int, float)) else value, "reply")
-        return None if value is None else _short(value)
+        turns = [SimpleNamespace(**turn) for turn in order["turns"]]
+        value = self._done(self.environment.reply(SimpleNamespace(text=order["text"], turns=turns)))
+        return _text(str(value) if isinstance(value, (int, float)) else value, "reply")
 
     def _call(self, order: Mapping[str, Any]) -> str:
         value = self._done(getattr(self.environment, order["method"])(**json.loads(order["arguments"])))
         if isinstance(value, list) and any(isinstance(part, dict) and "type" in part for part in value):
             raise TypeError("it returned content blocks, as for images; expected a text")
-        return _short(value)
+        return clipped(str(value), LONGEST)
 
     def _score(self, order: Mapping[str, Any]) -> float | None:
         value = self._done(self.environment.get_reward())
@@ -197,57 +177,66 @@ class _Held:
 
     def _done(self, value: Any) -> Any:
         """Wait for what an async method returned."""
-        if not inspect.isawaitable(value):
-            return value
-        self.loop = self.loop or asyncio.new_event_loop()
-
-        async def wait() -> Any:
-            return await value
-
-        return self.loop.run_until_complete(wait())
+        return self.runner.run(value) if iscoroutine(value) else value
 
 
-def _describe(entry: Any) -> dict[str, Any]:
-    """Describe an environment: its form, its tools as chat templates take them, whether it pays; or the reason why it is none."""
-    kind = entry if inspect.isclass(entry) else type(entry())
-    members = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"]
-    if {"start", "reply"} <= {*members}:
-        return {"form": "start", "tools": [], "pays": False}
-    if "reset" not in members:
-        lacking = [name for name in ("start", "reply") if name not in members]
-        return {
-            "refused": f"has no {' and no '.join(lacking)}; expected a class with start(problem) and reply(rollout) -> str | None, or "
-            f"TRL's form: reset(**row), methods as tools, get_reward(). Its methods: {', '.join(members) or 'none'}"
-        }
-    from transformers.utils import get_json_schema
+class _Fork:
+    """An environment in a process of its own."""
 
-    environment, tools = entry(), []
-    for name in members:
-        if name not in NOT_TOOLS:
+    def __init__(self, entry: Any) -> None:
+        self.memory, self._shared = 0, memory_of(os.getpid())
+        self._pipe, pipe = Pipe()
+        self._pid = os.fork()
+        if not self._pid:
             try:
-                tools.append(get_json_schema(getattr(environment, name)))
-            except Exception as error:
-                return {
-                    "refused": f"has the method {name}, which cannot be described to the model as a tool: {_said(error)}. A method that is "
-                    "no tool begins with _"
-                }
-    return {"form": "trl", "tools": tools, "pays": "get_reward" in members}
+                os.setsid()
+                self._pipe.close()
+                environment, me = _Environment(entry), os.getpid()
+                while True:
+                    reply = environment.ask(json.loads(pipe.recv_bytes()))
+                    if os.getpid() != me:  # a fork that came back from the user's code
+                        break
+                    pipe.send_bytes(json.dumps(reply).encode())
+            finally:
+                os._exit(0)
+        pipe.close()
+
+    def end(self) -> None:
+        for kill in (os.killpg, os.kill):
+            with suppress(OSError):
+                kill(self._pid, signal.SIGKILL)
+        with suppress(OSError):
+            os.waitpid(self._pid, 0)
+        self._pipe.close()
+
+    def ask(self, order: Mapping[str, Any]) -> Reply:
+        with suppress(OSError, EOFError, ValueError):
+            self._pipe.send_bytes(json.dumps(order).encode())
+            if not self._pipe.poll(order["seconds"]):
+                detail = f"TimeoutError: it took longer than {order['seconds']:g} s"
+                return {"error": "timeout", "detail": detail}
+            reply = json.loads(self._pipe.recv_bytes(64 * LONGEST))
+            self.memory = memory_of(self._pid) - self._shared
+            return dict(reply)
+        return _DIED
+
+
+KIND: Any = _Fork if FORKS else _Environment
 
 
 def _taken(function: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that a function takes by name."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return dict(columns)
-    return {name: columns[name] for name in parameters if name in columns}
+    parameters = signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in columns.items() if takes_all or name in parameters}
 
 
 def _text(value: Any, method: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{method} returned {type(value).__name__}; expected a text or None")
-    if value is not None and method == "reset" and len(value) > LONGEST:
+    if value and method == "reset" and len(value) > LONGEST:
         raise ValueError(f"reset returned {len(value):,} characters; expected at most {LONGEST:,}")
-    return value
+    return value and clipped(value, LONGEST)
 
 
 def _seed(text: str) -> None:
@@ -258,16 +247,3 @@ def _seed(text: str) -> None:
         sys.modules["numpy"].random.seed(number)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(number)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
-
-
-def _said(error: BaseException) -> str:
-    """Return the message of an error, which may fail to tell."""
-    try:
-        return _short(error)
-    except BaseException:
-        return ""

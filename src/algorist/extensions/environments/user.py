@@ -1,9 +1,10 @@
-"""The environments of a recipe: one class, or one for each value of the column ``environment``; what a rollout does with them."""
+"""The environments of a recipe: one class, or one for each value of the column ``environment``; what rollouts do with them; their reward."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -13,34 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, check_known
-from algorist.extensions.environments.process import ANY_ROW, DESCRIBED
-from algorist.extensions.environments.reward import REWARD
+from algorist.extensions.environments.process import MEMORY_MB
 from algorist.extensions.toolbox.base import Output
 from algorist.prompts.base import PromptFormat
+from algorist.rewards.base import reward
 from algorist.rewards.trl_form import with_other_names
 from algorist.store.redact import secret_variables
-from algorist.types import Problem, Turn
-from algorist_grader.child_process import START_S, Child
-from algorist_grader.user_code import find_file, no_function
+from algorist.types import Problem, Rollout, Turn
+from algorist_grader.child_process import START_S, Answer, Child
+from algorist_grader.user_code import find_file
 
 log = logging.getLogger("algorist.extensions.environments.user")
 SECONDS = 30.0
 """Most seconds of one call of an environment."""
-MEMORY_MB = 1024
-"""Most memory of an environment (MiB), beyond that of its file."""
 TRIED = 20
 """Problems whose ``reset`` is tried before a run."""
+REWARD = "get_reward"
+"""Source of the turn that holds what an environment paid."""
 
 
 @lru_cache(maxsize=64)
-def _child(path: Path, modified_ns: int, process: int) -> Child:
-    # Sets have the same order in each process.
+def _child(path: Path, name: str, modified_ns: int, process: int) -> Child:
+    worker = "algorist.extensions.environments.process:prepare"
+    fixed = {"PYTHONHASHSEED": "0"}  # sets have the same order in each process
     return Child(
-        "algorist.extensions.environments.process:prepare",
-        [str(path)],
-        memory_mb=MEMORY_MB,
-        environment={"PYTHONHASHSEED": "0"},
-        without=secret_variables(),
+        worker, [str(path), name], memory_mb=MEMORY_MB, environment=fixed, without=secret_variables()
     )
 
 
@@ -50,19 +48,17 @@ class EnvironmentClass:
 
     target: str
 
-    def _process(self) -> tuple[Child, Path, str]:
+    @property
+    def process(self) -> Child:
+        """The process that makes environments of the class."""
         path, name = find_file(self.target, f"environment: {self.target}")
-        return _child(path, path.stat().st_mtime_ns, os.getpid()), path, name
+        return _child(path, name, path.stat().st_mtime_ns, os.getpid())
 
-    def ask(self, what: str, row: int = ANY_ROW, seconds: float = 0.0, **order: Any) -> dict[str, Any]:
-        """Return ``value``, or an ``error`` with its ``kind`` and ``detail``."""
-        child, _, name = self._process()
-        seconds = seconds or SECONDS
-        text = json.dumps({"what": what, "row": row, "name": name, "seconds": seconds, **order}, default=str)
-        answer = child.ask(text.encode(), seconds + 10)
-        if answer.error:
-            return {"error": answer.error, "detail": answer.detail}
-        return answer.value or {}
+    def ask(self, what: str, row: int | None = None, **order: Any) -> Answer:
+        """Ask a rollout's environment, or one that is only looked at."""
+        text = json.dumps({"what": what, "row": row, "seconds": SECONDS, **order}, default=str)
+        answer = self.process.ask(text.encode(), SECONDS + 10)
+        return answer if answer.error else Answer(**answer.value)
 
     def about(self) -> Mapping[str, Any]:
         """Return its form (``start`` or ``trl``), its tools as chat templates take them, and whether it pays.
@@ -70,25 +66,11 @@ class EnvironmentClass:
         Raises:
             ConfigError: Its file cannot be imported, or the class is no environment.
         """
-        child, path, name = self._process()
-        return _about(self, child, path, name)
-
-
-@lru_cache(maxsize=64)
-def _about(self: EnvironmentClass, child: Child, path: Path, name: str) -> Mapping[str, Any]:
-    where = f"environment: {self.target}"
-    started = child.start(START_S)
-    if started.error:
-        raise ConfigError(f"{where}: {path} cannot be imported: {started.detail or started.error}")
-    if name not in started.value:
-        raise ConfigError(f"{where}: {path} {no_function(name, started.value)}")
-    answer = self.ask("describe", DESCRIBED, START_S)
-    if answer.get("error"):
-        raise ConfigError(f"{where} cannot be made: {_said(answer)}")
-    value: Mapping[str, Any] = answer["value"]
-    if "refused" in value:
-        raise ConfigError(f"{where} {value['refused']} (docs/tools.md)")
-    return value
+        answer = self.process.start(START_S)
+        refused = f"cannot be imported: {answer.said}" if answer.error else answer.value.get("refused")
+        if refused:
+            raise ConfigError(f"environment: {self.target} {refused} (docs/tools.md)")
+        return dict(answer.value)
 
 
 class Environments:
@@ -99,7 +81,6 @@ class Environments:
         self.classes = {name: EnvironmentClass(target) for name, target in named.items()}
         self.one = self.classes[""] if isinstance(targets, str) else None
         self.problems: list[Problem] = []
-        self.failed: dict[int, Output] = {}
         self._shown: dict[str, str | None] = {}
 
     def methods_beside(self, tools: Collection[str], form: str | None) -> tuple[str, ...]:
@@ -115,22 +96,14 @@ class Environments:
                 "take tools.format=chat"
             )
         if clash := {*names} & {*tools}:
-            raise ConfigError(
-                f"'{clash.pop()}' names a tool and a method of the environment; rename one of them"
-            )
+            raise ConfigError(f"'{clash.pop()}' names a tool and a method of the environment; rename one")
         return names
 
     def of(self, problem: Problem) -> EnvironmentClass:
         """Return the class of a problem's environment (ConfigError: its column names none)."""
-        if self.one is not None:
-            return self.one
-        name = str(problem.extra.get("environment", ""))
-        check_known(
-            name,
-            self.classes,
-            f"problem {problem.id} has '{name}' in its column environment",
-            "The recipe has: {}",
-        )
+        name = str(problem.extra.get("environment", "")) if self.one is None else ""
+        where = f"problem {problem.id} has '{name}' in its column environment"
+        check_known(name, self.classes, where, "The recipe has: {}")
         return self.classes[name]
 
     @property
@@ -151,24 +124,22 @@ class Environments:
                 "or {name: environment, weight: 0} to leave it out of the sum"
             )
         for number, problem in enumerate(problems):
-            made = self.of(problem)
-            if number < TRIED and made.about()["form"] == "trl":
-                for _ in range(2):  # the second time it is compared with the first
-                    answer = made.ask("observe", **self._order(problem))
-                    if answer.get("error"):
-                        raise ConfigError(
-                            f"environment: {made.target}: reset fails for problem {problem.id}: {_kind(answer)}: {_said(answer)}"
-                        )
-                    self._shown[problem.id] = answer.get("value")
+            where = f"environment: {self.of(problem).target}: reset fails for problem {problem.id}"
+            for _ in range(2 * (number < TRIED)):  # the second text is compared with the first
+                if (answer := self._observe(problem)).error:
+                    raise ConfigError(f"{where}: {answer.detail}")
+
+    def _observe(self, problem: Problem) -> Answer:
+        """Ask for the text of ``reset``, and keep it."""
+        made = self.of(problem)
+        answer = made.ask("begin", **self._order(problem)) if made.about()["form"] == "trl" else Answer()
+        self._shown[problem.id] = answer.value
+        return answer
 
     def observation(self, problem: Problem) -> str:
         """Return the text of ``reset`` for a problem, which is the end of its prompt; empty where it returns nothing or fails."""
-        if problem.id not in self._shown:
-            made = self.of(problem)
-            answer = made.ask("observe", **self._order(problem)) if made.about()["form"] == "trl" else {}
-            if answer.get("error"):
-                _warn(made.target, "reset", _kind(answer), _said(answer))
-            self._shown[problem.id] = answer.get("value")
+        if problem.id not in self._shown and (answer := self._observe(problem)).error:
+            _warn(self.of(problem).target, "reset", answer)
         return self._shown[problem.id] or ""
 
     def for_problem(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
@@ -189,12 +160,8 @@ class Environments:
         columns = {name: values[0] for name, values in with_other_names(listed).items()}
         if self.one is None:
             columns.pop("environment", None)
-        prompt = [{"role": "user", "content": problem.question}]
-        order = {
-            "form": self.of(problem).about()["form"],
-            "problem": {"id": problem.id, **problem.columns()},
-            "columns": {**columns, "prompt": prompt},
-        }
+        columns["prompt"] = [{"role": "user", "content": problem.question}]
+        order = {"form": self.of(problem).about()["form"], "id": problem.id, "columns": columns}
         return {**order, "shown": self._shown[problem.id]} if problem.id in self._shown else order
 
     # ---- the rollouts of a request
@@ -202,85 +169,78 @@ class Environments:
     def begin(self, problems: Sequence[Problem]) -> None:
         """Forget all rollouts, and expect one for each problem."""
         self.problems = list(problems)
-        self.failed.clear()
         for made in self.classes.values():
-            made.ask("end")
+            made.ask("rows", rows=len(problems))
 
     def methods(self, row: int) -> dict[str, Any]:
         """Return the tools of a row's environment by name; each takes the JSON of its arguments."""
-        names = _names(self.of(self.problems[row]))
-        return {name: partial(self.call, row, name) for name in names}
+        return {name: partial(self.call, row, name) for name in _names(self.of(self.problems[row]))}
 
     def call(self, row: int, method: str, arguments: str, session: Any = None) -> Output:
         """Return the text of a method's result; of an error the text that TRL makes of it."""
-        output = self._ask(row, method, "call", method=method, arguments=arguments)
-        return Output(str({"error": output.text}), output.error) if output.error else output
+        output = self._ask(row, method, "call", method=method, arguments=arguments) or Output("")
+        said = {"error": output.text.removeprefix(f"{output.error}: ")}
+        return Output(str(said), output.error) if output.error else output
 
     def reply(self, row: int, text: str, turns: Sequence[Turn]) -> Output | None:
         """Return the reply to a completion that has ended; None ends the rollout, an error does too."""
         if self.of(self.problems[row]).about()["form"] != "start":
             return None
-        rollout = {"text": text, "turns": [asdict(turn) for turn in turns]}
-        return self._ask(row, "reply", "reply", rollout=rollout)
+        return self._ask(row, "reply", "reply", text=text, turns=[asdict(turn) for turn in turns])
 
     def end(self, row: int) -> list[Turn]:
         """End a rollout's environment; return the turn with what it paid, if it pays."""
-        made, began = self.of(self.problems[row]), time.perf_counter()
-        turns = []
-        if made.about()["pays"]:
-            output = self._ask(row, "get_reward", "score")
-            seconds = time.perf_counter() - began
-            turns = [
-                Turn(REWARD, "", output.text if output else "null", output.error if output else "", seconds)
-            ]
-        made.ask("end", row)
-        return turns
+        if not self.of(self.problems[row]).about()["pays"]:
+            return []
+        began = time.perf_counter()
+        output = self._ask(row, REWARD, "score") or Output("null")
+        return [Turn(REWARD, "", output.text, output.error, time.perf_counter() - began)]
 
-    def _ask(self, row: int, who: str, what: str, **order: Any) -> Any:
-        """Return the output of a request to a row's environment, None for none; one whose process ended says so ever after."""
-        if row in self.failed:
-            return self.failed[row]
+    def _ask(self, row: int, who: str, what: str, **order: Any) -> Output | None:
+        """Return the output of a request to a row's environment, None for none."""
         problem = self.problems[row]
         made = self.of(problem)
         answer = made.ask(what, row, **self._order(problem), **order)
-        if not answer.get("error"):
-            value = answer.get("value")
-            return None if value is None else Output(value if isinstance(value, str) else json.dumps(value))
-        output = Output(_said(answer), _kind(answer))
-        _warn(made.target, who, output.error, output.text)
-        if what != "call" and answer["error"] == "raised":
-            output = Output(f"{output.error}: {output.text}", output.error)
-        if not answer.get("began"):
-            self.failed[row] = output
-        return output
+        if answer.error:
+            _warn(made.target, who, answer)
+            return Output(answer.detail, answer.kind)
+        value = answer.value
+        return None if value is None else Output(value if isinstance(value, str) else json.dumps(value))
 
 
 def _names(made: EnvironmentClass) -> list[str]:
     return [tool["function"]["name"] for tool in made.about()["tools"]]
 
 
-def _kind(answer: Mapping[str, Any]) -> str:
-    kinds = {"timeout": "TimeoutError", "memory": "MemoryError", "raised": answer.get("kind") or "Error"}
-    return str(kinds.get(answer["error"], "Crashed"))
+_NAMED: dict[tuple[str, str, str], Answer] = {}
+"""The first failure of each kind in a run."""
 
 
-def _said(answer: Mapping[str, Any]) -> str:
-    said = {
-        "timeout": f"it took longer than {SECONDS:g} s and was ended",
-        "memory": f"it took more than {MEMORY_MB} MiB of memory and was ended",
-        "raised": answer.get("detail", ""),
-    }.get(answer["error"], "its process died")
-    return str(said)
-
-
-_NAMED: set[tuple[str, str, str]] = set()
-
-
-def _warn(target: str, method: str, kind: str, said: str) -> None:
+def _warn(target: str, method: str, answer: Answer) -> None:
     """Log a failure of an environment, each kind once in a run."""
-    if (target, method, kind) not in _NAMED:
-        _NAMED.add((target, method, kind))
-        log.warning(
-            "environment %s: %s failed: %s: %s (shown once; tools/environment_failed_share counts them)",
-            target, method, kind, said[:300],
-        )  # fmt: skip
+    if _NAMED.setdefault((target, method, answer.kind), answer) is answer:
+        text = "environment %s: %s failed: %s (shown once; tools/environment_failed_share counts them)"
+        log.warning(text, target, method, answer.detail[:300])
+
+
+@reward("environment", low=-math.inf, high=math.inf, needs_gold=False, source="TRL 1.16, environment_factory")
+def environment(rollout: Rollout) -> float | None:
+    """``get_reward()`` of the rollout's own environment; nothing where the environment has none."""
+    turn = next((turn for turn in rollout.turns if turn.source == REWARD), None)
+    if turn is not None and turn.error:
+        raise RuntimeError(f"get_reward: {turn.reply}")
+    return None if turn is None else json.loads(turn.reply)
+
+
+def _probe(problems: Sequence[Problem], form: Any, *settings: Any) -> None:
+    """Refuse the reward where nothing would ever be paid (ConfigError)."""
+    environments = getattr(form.turns, "environments", None)
+    if not (environments and environments.pays):
+        lacking = "its environment has no get_reward" if environments else "the recipe has no environment"
+        raise ConfigError(
+            f"rewards names environment, which pays what get_reward of the environment returns, but {lacking}; write environment: "
+            "mine.py:Class (docs/tools.md says what it needs), or leave the reward out"
+        )
+
+
+environment.probe = _probe  # type: ignore[attr-defined]

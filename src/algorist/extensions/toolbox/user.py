@@ -15,7 +15,7 @@ from typing import Any
 from algorist.errors import ConfigError
 from algorist.extensions.toolbox.base import Limits, Output, clipped
 from algorist.store.redact import secret_variables
-from algorist_grader.child_process import START_S, Answer, Child
+from algorist_grader.child_process import START_S, Child
 from algorist_grader.user_code import find_file, functions_of, import_file, no_function
 
 
@@ -48,9 +48,7 @@ class UserTool:
         """
         answer = _child(self.path, self.memory_mb, os.getpid()).start(START_S)
         if answer.error:
-            raise ConfigError(
-                f"{self.where}: {self.path} cannot be imported: {answer.detail or answer.error}"
-            )
+            raise ConfigError(f"{self.where}: {self.path} cannot be imported: {answer.said}")
         if self.name not in answer.value:
             raise ConfigError(f"{self.where}: {self.path} {no_function(self.name, answer.value)}")
 
@@ -59,18 +57,8 @@ class UserTool:
         text = json.dumps({"name": self.name, "request": request}).encode()
         answer = _child(self.path, self.memory_mb, os.getpid()).ask(text, self.limits.seconds)
         if answer.error:
-            return Output(_said(answer), _class(answer))
+            return Output(answer.said, answer.kind)
         return Output(clipped(str(answer.value), self.limits.output_characters))
-
-
-def _class(answer: Answer) -> str:
-    if answer.error == "raised":
-        return answer.detail.strip().rpartition("\n")[2].partition(":")[0] or "Error"
-    return {"timeout": "TimeoutError", "memory": "MemoryError"}.get(answer.error, "Crashed")
-
-
-def _said(answer: Answer) -> str:
-    return answer.detail.strip().rpartition("\n")[2] if answer.error == "raised" else _class(answer)
 
 
 # From here on: in the other process.

@@ -6,13 +6,12 @@ import json
 import logging
 import math
 import os
-import shutil
-import subprocess
 import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from subprocess import PIPE, Popen, run
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -24,6 +23,7 @@ from algorist.store.redact import secret_variables
 from algorist.types import Problem, Rollout
 from algorist_grader import checker
 from algorist_grader.child_process import Child
+from algorist_grader.system import limit_memory
 
 log = logging.getLogger("algorist.extensions.verifiers.taskset")
 LOAD_S, SCORE_S = 300.0, 30.0
@@ -55,28 +55,23 @@ def verifiers(source: Source) -> list[Problem]:
     """The tasks of a verifiers taskset; params: ``taskset``, ``config``, ``count``, ``skip``, ``python``, ``install``."""
     params = read_params(source.params, Params, "verifiers")
     python = _python(params)
-    key = json.dumps([params.taskset, params.config, params.skip + params.count], sort_keys=True)
     folder = str(Path(source.path).expanduser().resolve()) if source.path else ""
-    rows = _ask(python, folder, key, {"what": "rows"}, LOAD_S)
-    if isinstance(rows, str):
-        raise DataError(f"verifiers: taskset '{params.taskset}' cannot be used: {rows}")
-    made = []
-    for place, row in list(enumerate(rows))[params.skip :]:
-        question = f"{row['system']}\n\n{row['prompt']}".strip()
-        extra = {"verifiers": {"python": python, "folder": folder, "key": key, "place": place}}
-        answer, decides = row["answer"] or NO_ANSWER, "" if row["answer"] else "verifiers"
-        made.append(
-            Problem(
-                f"{row['key'][:12]}-{place}", question, answer, row["answer"], params.taskset, extra=extra, checker=decides
-            )
-        )  # fmt: skip
-    return made
+    made = [python, folder, params.taskset, json.dumps(params.config), str(params.skip + params.count)]
+    problems = []
+    for place, row in list(enumerate(_ask(made)))[params.skip :]:
+        answer, name = row["answer"], f"{row['key'][:12]}-{place}"
+        extra, decides = {"verifiers": [*made, place]}, "" if answer else "verifiers"
+        entry = Problem(
+            name, row["question"], answer or NO_ANSWER, answer, params.taskset, "", extra, decides
+        )
+        problems.append(entry)
+    return problems
 
 
 @reward("verifiers", low=-math.inf, high=math.inf, needs_gold=False, source="verifiers 0.4, Task.score")
 def paid(rollout: Rollout, problem: Problem) -> float | None:
     """The sum of the rewards of the problem's verifiers task; nothing for other problems."""
-    return _score(problem.extra["verifiers"], rollout.text) if "verifiers" in problem.extra else None
+    return None if "verifiers" not in problem.extra else float(_ask(problem.extra["verifiers"], rollout.text))
 
 
 def _probe(problems: Sequence[Problem], *settings: Any) -> None:
@@ -94,41 +89,28 @@ paid.probe = _probe  # type: ignore[attr-defined]
 @checker("verifiers")
 def in_full(problem: Mapping[str, Any], answer: str) -> bool:
     """Whether the task's rewards sum up to 1 for an answer."""
-    return _score(problem["verifiers"], answer) >= 1.0
+    return bool(_ask(problem["verifiers"], answer) >= 1.0)
 
 
-def _score(place: Mapping[str, Any], text: str) -> float:
-    """Return the sum of a task's rewards for a text.
+def _ask(task: Sequence[Any], text: str | None = None) -> Any:
+    """Return the rows of a task's taskset, or the sum of the task's rewards for a text.
 
     Raises:
-        RuntimeError: The taskset failed.
+        DataError: The taskset failed.
     """
-    order = {"what": "score", "place": place["place"], "text": text}
-    value = _ask(place["python"], place["folder"], place["key"], order, SCORE_S)
-    if isinstance(value, str):
-        raise RuntimeError(f"verifiers: {value}")
-    return float(value["reward"])
-
-
-def _ask(python: str, folder: str, key: str, order: Mapping[str, Any], seconds: float) -> Any:
-    """Return the value of a request, or a text that says what went wrong."""
-    child = _child(python, folder, key, os.getpid())
-    started = child.start(LOAD_S)
-    answer = started if started.error else child.ask(json.dumps(order).encode(), seconds)
-    if answer.error:
-        died = {
-            "timeout": f"it took longer than {seconds:g} s",
-            "memory": f"it took more than {MEMORY_MB} MiB",
-        }
-        said = answer.detail.partition("\n")[0] if answer.error == "raised" else "its process died"
-        return died.get(answer.error, said)
-    return answer.value.get("error") or answer.value["value"]
+    child = _child(*task[:5], os.getpid())
+    answer = child.start(LOAD_S)
+    if text is not None and not answer.error:
+        answer = child.ask(json.dumps([task[5], text]).encode(), SCORE_S)
+    value = {"error": answer.said} if answer.error else answer.value
+    if isinstance(value, dict):
+        raise DataError(f"verifiers: taskset '{task[2]}': {value['error']}")
+    return value
 
 
 @lru_cache(maxsize=8)
-def _child(python: str, folder: str, key: str, process: int) -> Child:
-    worker = f"{__name__}:prepare"
-    return Child(worker, [python, folder, key], memory_mb=MEMORY_MB, without=secret_variables())
+def _child(python: str, folder: str, taskset: str, config: str, count: str, process: int) -> Child:
+    return Child(f"{__name__}:prepare", [python, folder, taskset, config, count], without=secret_variables())
 
 
 def _python(params: Params) -> str:
@@ -139,7 +121,7 @@ def _python(params: Params) -> str:
     """
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "algorist" / "verifiers"
     path = Path(params.python).expanduser() if params.python else home / "bin" / "python"
-    if path.exists():
+    if path.exists() if params.python else any(home.glob("lib/*/site-packages/verifiers/v1")):
         return str(path)
     if params.python or not params.install:
         raise DataError(
@@ -148,14 +130,10 @@ def _python(params: Params) -> str:
         )
     began = time.monotonic()
     log.warning("making %s, a Python with %s: about 500 MB, a minute or more …", home, INSTALLED)
-    try:
-        venv.create(home, with_pip=True)
-        done = subprocess.run([path, "-m", "pip", "install", "-q", INSTALLED], capture_output=True, text=True)
-        if done.returncode:
-            raise DataError(f"verifiers cannot be installed into {home}: {done.stderr.strip()[-500:]}")
-    except BaseException:  # half a Python would be taken for a whole one the next time
-        shutil.rmtree(home, ignore_errors=True)
-        raise
+    venv.create(home, with_pip=True, clear=True)
+    done = run([path, "-m", "pip", "install", "-q", INSTALLED], capture_output=True, text=True)
+    if done.returncode:
+        raise DataError(f"verifiers cannot be installed into {home}: {done.stderr.strip()[-500:]}")
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) / 1e6
     log.warning("made %s: %.0f MB in %.0f s", home, size, time.monotonic() - began)
     return str(path)
@@ -164,33 +142,22 @@ def _python(params: Params) -> str:
 # From here on: in the process that guards the other Python.
 
 
-def prepare(python: str, folder: str, key: str) -> tuple[Callable[[bytes], Any], str]:
-    """Start the other Python and load the taskset; return what answers requests."""
+def prepare(python: str, *taskset: str) -> tuple[Callable[[bytes], Any], Any]:
+    """Start the other Python, which loads the taskset; return what answers requests, and the rows of the tasks."""
+    limit_memory(MEMORY_MB)  # before the other process, which has the same limit
     worker = Path(__file__).with_name("taskset_worker.py")
-    paths = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    process = subprocess.Popen(
-        [python, "-P", worker, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env={**paths, "PYTHONHASHSEED": "0"},
-    )
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables["PYTHONHASHSEED"] = "0"
+    process = Popen([python, "-P", worker, *taskset], stdin=PIPE, stdout=PIPE, env=variables)
+    assert process.stdin is not None and process.stdout is not None
+    requests, replies = process.stdin, process.stdout
 
-    def ask(order: Mapping[str, Any]) -> Any:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
+    def answer(request: bytes) -> Any:
+        requests.write(request + b"\n")
+        requests.flush()
+        line = replies.readline()
         if not line:
             os._exit(1)  # it died; the next request begins anew
         return json.loads(line)
 
-    name, config, count = json.loads(key)
-    rows = ask({"what": "load", "taskset": name, "config": config, "count": count})
-
-    def answer(request: bytes) -> Any:
-        order = json.loads(request)
-        return rows if order["what"] == "rows" or "error" in rows else ask(order)
-
-    return answer, name
+    return answer, answer(b"[]")
