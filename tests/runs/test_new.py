@@ -100,7 +100,8 @@ def test_columns_without_a_known_name_are_guessed_by_what_they_hold(verb: Any, t
     name = write(tmp_path / "x.jsonl", [*rows[::2], *rows[1::2]])
     shown = json.loads(verb("new", name, "--model", "tiny", "--json")[1])
     assert shown["columns"] == {"question": "t", "answer": "v", "solution": "w"}
-    shown = json.loads(verb("new", name, "--solution", "-", "--name", "y", "--model", "tiny", "--json")[1])
+    words = ("--solution", "-", "--name", "y", "--model", "tiny", "--no-trial", "--json")
+    shown = json.loads(verb("new", name, *words)[1])
     assert shown["columns"] == {"question": "t", "answer": "v"}
     recipe = load_recipe(str(tmp_path / "y.yaml")).recipe
     assert not recipe.sft.enabled and recipe.eval.baseline
@@ -154,7 +155,7 @@ def test_questions_on_a_terminal(tmp_path: Path) -> None:
     write(tmp_path / "sums.csv", ROWS)
     ours, theirs = pty.openpty()
     os.write(ours, b"\n" + b"Aufgabe\nFrage\n" + b"\n" + b"-\n" + b"tiny\n")
-    command = [sys.executable, "-m", "algorist", "new"]
+    command = [sys.executable, "-m", "algorist", "new", "--no-trial"]
     done = subprocess.run(command, cwd=tmp_path, stdin=theirs, capture_output=True, text=True, timeout=60)
     os.close(ours), os.close(theirs)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,36 @@ PART_GB, PROCESS_GB, SHARE = 0.0042, 0.8, 0.9
 of the memory that is planned with."""
 COLUMN = 44
 """Column of comments."""
+TAUGHT = "reasoning_answer"
+"""Prompt format of what SFT teaches anew."""
+FORMS = {
+    "boxed": "asked for \\boxed{…}",
+    "last_number": "read by the last number",
+    TAUGHT: "asked for <reasoning> … </reasoning> <answer> … </answer>",
+    "few_shot": "shown three solved problems with these tags",
+}
+"""Prompt formats that a model may know, in words."""
+TEMPERATURE = 0.6
+"""Of samples and GRPO where a model was not taught: at 1.0 a small one's are right half as often."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a recipe learns.
+
+    Attributes:
+        form: Prompt format.
+        why: Lines of a comment: what was measured.
+        sft: Data section of SFT as YAML, what it imitates, and its steps; None: what the data has.
+        texts: What SFT imitates (``NAME_right.jsonl``), and where it comes from; empty where it is not made here.
+        temperature: Of sampling; None as it is.
+    """
+
+    form: str = TAUGHT
+    why: Sequence[str] = ()
+    sft: tuple[str, str, int] | None = None
+    texts: Sequence[str] = ()
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +150,7 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
     small = size is not None and size < 0.3
     rates = (2e-4, 3e-5) if not whole else (2e-4, 1e-5) if small else (1e-5, 1e-6)
     steps, problems = (200, 16) if hardware.gpu else (50, 4)
-    tokens = _tokens(file, 2.5, 512 if hardware.gpu else 160, 1024 if hardware.gpu else 256)
+    tokens = _tokens(file, 2.5, 512 if hardware.gpu else 256, 1024 if hardware.gpu else 256)
     limit = 500 if hardware.gpu else 100
     part = None if hardware.gpu or size is None else _part(size, memory, whole=whole)
     return Sizes(section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit, part)
@@ -152,10 +184,20 @@ class Written:
     files: list[Path]
     train: int
     held_out: int
+    choice: Choice
 
 
-def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tuple[str, int, int]:
+def recipe_text(
+    file: DataFile, name: str, model: str, hardware: Hardware, choice: Choice
+) -> tuple[str, int, int]:
     """Return the recipe as YAML with comments, and how many problems it trains on and holds out.
+
+    Args:
+        file: The data file.
+        name: Of recipe and run.
+        model: Of the recipe.
+        hardware: Where it will run.
+        choice: How it learns from questions and answers alone.
 
     Raises:
         ConfigError, DataError: It would not run.
@@ -177,27 +219,34 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
     train[0] = _comment(
         train[0], f"{100 * share:.0f} % of the {len(file.problems)} rows; the rest measures the gain"
     )
-    if file.has_solutions:
+    data = []
+    if file.has_solutions or choice.sft:
         steps = max(100, min(1600, 22 * rows // 16)) if model == "tiny" else max(1, min(240, 3 * rows // 8))
+        what = "imitate the solutions first"
+        if choice.sft:
+            source, what, steps = choice.sft
+            data = [f"  sft: {source}"]
         batch, more = (16, ", warmup_ratio: 0.1, adam_beta2: 0.98") if model == "tiny" else (8, "")
         if sizes.part is not None and sizes.part < 4096:  # the same step in four
             batch, more = 2, ", gradient_accumulation_steps: 4"
         sft = f"sft: {{max_steps: {steps}, batch_size: {batch}, learning_rate: {_rate(sizes.sft_rate)}{more}, max_length: 1024}}"
-        sft = _comment(sft, "imitate the solutions first")
+        sft = _comment(sft, what)
     else:
         sft = _comment("sft: {enabled: false}", "no column of worked solutions to imitate")
-    prompt = {"format": "reasoning_answer"} | ({"system_prompt": ""} if model == "tiny" else {})
+    prompt = {"format": choice.form} | ({"system_prompt": ""} if model == "tiny" else {})
     lines = [
         f"# Written by `algorist new`. What each key means: algorist recipes show {name}.yaml --resolved --describe",
+        *(f"# {line}" for line in choice.why),
         f"name: {name}",
         *_model_lines(model, sizes),
         "data:",
         "  train:",
         *train,
+        *data,
         "  eval:",
         *part("held_out", eval_columns),
         _comment(f"    limit: {sizes.eval_limit}", "held-out problems at most; more narrow the interval"),
-        _comment(f"prompt: {_flow(prompt)}", "<reasoning> … </reasoning> <answer> … </answer>"),
+        _comment(f"prompt: {_flow(prompt)}", FORMS[choice.form]),
         _comment(f"matcher: {file.matcher}", "how answers are compared: symbolic or numeric"),
         "rewards:",
         _comment("  - {name: correct, weight: 1.0}", "the grader's verdict"),
@@ -208,6 +257,7 @@ def recipe_text(file: DataFile, name: str, model: str, hardware: Hardware) -> tu
         _comment(f"  max_steps: {sizes.steps}", "each learns from problems × completions"),
         _comment("  group_size: 8", "completions per problem"),
         _comment(f"  batch_size: {8 * sizes.problems}", "completions per step: 8 times the problems"),
+        *([f"  temperature: {choice.temperature}"] if choice.temperature else []),
         _comment(f"  max_completion_tokens: {sizes.tokens}", "what is longer is cut off and earns little"),
         *(
             [_comment(f"  micro_batch_tokens: {sizes.part}", f"at a time, for {hardware}")]
@@ -263,8 +313,21 @@ def name_for(path: str) -> str:
     return f"data_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
 
 
-def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> Written:
-    """Write ``NAME.yaml``, ``NAME_reward.py`` and ``test_NAME_reward.py`` into this folder.
+def write_files(
+    file: DataFile,
+    name: str,
+    model: str,
+    hardware: Hardware,
+    choose: Callable[[Callable[[Choice], dict[str, Any]]], Choice],
+) -> Written:
+    """Write ``NAME.yaml``, ``NAME_reward.py``, ``test_NAME_reward.py`` and what SFT imitates into this folder.
+
+    Args:
+        file: The data file.
+        name: Of recipe, run and files.
+        model: Of the recipe.
+        hardware: Where it will run.
+        choose: Returns how the recipe learns; it takes a function from a choice to the recipe's values.
 
     Raises:
         ConfigError: The name is none for a Python file, or one of the files exists; nothing is written.
@@ -275,7 +338,8 @@ def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> Wr
             f"{name_for(name)}"
         )
     targets = [Path(f"{name}.yaml"), Path(f"{name}_reward.py"), Path(f"test_{name}_reward.py")]
-    taken = [str(target) for target in targets if target.exists() or target.is_symlink()]
+    more = [Path(f"{name}_right.jsonl"), Path(f"{name}_right.provenance.json")]
+    taken = [str(target) for target in targets + more if target.exists() or target.is_symlink()]
     if taken:
         raise ConfigError(
             f"{', '.join(taken)}: already there, and nothing was written. Take another name: --name {name}2"
@@ -292,12 +356,19 @@ def write_files(file: DataFile, name: str, model: str, hardware: Hardware) -> Wr
         "answer": ascii(first.answer),
         "extra": ascii({k: v for k, v in first.extra.items() if isinstance(v, str | int | float)}),
     }
-    recipe, train, held_out = recipe_text(file, name, model, hardware)
+    for_choice = partial(recipe_text, file, name, model, hardware)
+
+    def recipe_of(choice: Choice) -> dict[str, Any]:
+        return read_yaml(for_choice(choice)[0], f"{name}.yaml")
+
+    choice = choose(recipe_of)
+    recipe, train, held_out = for_choice(choice)
+    values["form"] = choice.form
     texts = [
         recipe,
         _template("new_reward.txt").format(name=name, column=column),
         _template("new_test.txt").format_map(values),
     ]
-    for target, text in zip(targets, texts, strict=True):
+    for target, text in [*zip(targets, texts, strict=True), *zip(more, choice.texts, strict=False)]:
         target.write_text(text, encoding="utf-8")
-    return Written(targets, train, held_out)
+    return Written(targets, train, held_out, choice)

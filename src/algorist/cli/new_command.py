@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.terminal import Line, Result, View, ask, console, say, table, verb
+from algorist.cli.arguments import find_model
+from algorist.cli.session import import_quietly
+from algorist.cli.terminal import Line, Result, TerminalDisplay, View, ask, console, say, table, verb
 from algorist.errors import DataError, nearest
 from algorist.store.run_log import without_warnings
 from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
     from algorist.cli.first_look import DataFile
-    from algorist.cli.first_recipe import Hardware
+    from algorist.cli.first_recipe import Choice, Hardware
 
 app = typer.Typer(add_completion=False)
 FEW = 30
@@ -29,7 +33,7 @@ class Written(Result):
     """The recipe, reward and test that were written for a data file."""
 
     files: Annotated[list[str], "the recipe, a reward to change, its test"]
-    columns: Annotated[dict[str, str], "question, answer, solution → the column that is read"]
+    columns: Annotated[dict[str, str], "question, answer, solution → column"]
     rows: Annotated[int, "rows of the file"]
     train: Annotated[int, "problems to train on"]
     held_out: Annotated[int, "problems to measure with"]
@@ -37,8 +41,9 @@ class Written(Result):
     unreadable: Annotated[int, "answers that cannot be graded"]
     decimal: Annotated[str, "decimal sign of the answers"]
     model: Annotated[str, "of the recipe"]
-    memory_gb: Annotated[float, "memory of the recipe"]
+    memory_gb: Annotated[float, "of the recipe"]
     gpu: Annotated[bool, "whether it is a GPU's"]
+    learns: Annotated[list[str], "what a trial measured"]
     next: Annotated[list[str], "commands"]
     data: Any
     hardware: str
@@ -51,6 +56,7 @@ class Written(Result):
             yield Line(f"warning: so few held-out problems say little about the gain{again}", "yellow")
         little = "; made from nothing, it learns little from few rows" if self.model == "tiny" else ""
         yield f"model {self.model} for {self.hardware}{little}"
+        yield from self.learns
         recipe, reward, test = self.files
         yield f"written: {recipe} (the recipe), {reward} (a reward to change), {test} (its test)"
         yield "Next: does it fit, will it learn, how long; then the run:"
@@ -70,6 +76,9 @@ def new(
     memory: Annotated[float | None, typer.Option(metavar="GB", min=0.5)] = None,
     gpu: Annotated[bool | None, typer.Option("--gpu/--cpu")] = None,
     name: str | None = None,
+    trial: Annotated[bool | None, typer.Option("--trial/--no-trial")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1)] = 10.0,
+    teacher: Annotated[str | None, typer.Option(metavar="MODEL")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
     as_json: bool = False,
 ) -> Written:
@@ -85,6 +94,9 @@ def new(
         memory: Memory of the GPU, or of the machine without one.
         gpu: Where it will run.
         name: Name of recipe and run; that of the file when left out.
+        trial: Without solutions, try how this model can learn from the answers alone; left out: where the model needs no download.
+        minutes: How long the trial may take once the model is loaded.
+        teacher: A run, model folder or hub name whose right completions SFT imitates.
         yes: Take every guess and ask nothing.
 
     Example: algorist new sums.csv · algorist new sums.csv --question Frage --answer Antwort --model tiny
@@ -111,7 +123,10 @@ def new(
         read_problems(file, ask(f"decimal sign of the answers: {commas}", ","))
     hardware = _hardware(memory, gpu)
     name_of_model = _choose_model(hardware, asks) if model is None else model
-    written = write_files(file, name or name_for(data), name_of_model, hardware)
+    choose = partial(
+        _choose, file, model=name_of_model, trial=trial, minutes=minutes, teacher=teacher, quiet=as_json
+    )
+    written = write_files(file, name or name_for(data), name_of_model, hardware, choose)
     return Written(
         files=list(map(str, written.files)),
         columns=file.columns,
@@ -125,9 +140,39 @@ def new(
         memory_gb=round(hardware.memory_gb, 1),
         gpu=hardware.gpu,
         next=[f"algorist {verb} {shlex.quote(str(written.files[0]))}" for verb in ("preflight", "run")],
+        learns=list(written.choice.why),
         data=file,
         hardware=str(hardware),
     )
+
+
+def _choose(
+    file: DataFile,
+    recipe: Callable[[Choice], dict[str, Any]],
+    *,
+    model: str,
+    trial: bool | None,
+    minutes: float,
+    teacher: str | None,
+    quiet: bool,
+) -> Choice:
+    """Choose how a recipe learns: from solutions where there are some, else as a trial measures."""
+    from algorist.cli.first_recipe import Choice
+    from algorist.cli.first_trial import Trial, at_hand
+
+    if file.has_solutions and teacher is None:
+        return Choice()
+    teacher = str(find_model(teacher)[0]) if teacher else None
+    models = [model, *([teacher] if teacher else [])]
+    if trial is False or (trial is None and not all(map(at_hand, models))):
+        why = "--no-trial" if trial is False else f"{models[-1]} has to be downloaded first: --trial does"
+        return Choice(why=[f"Not tried whether this model can learn from answers alone ({why})."])
+    display = TerminalDisplay(stderr=quiet)
+    import_quietly("algorist.preflight", display.say)
+    try:
+        return Trial(recipe, teacher, minutes, display).choose()
+    finally:
+        display.close()
 
 
 def _first_data_file() -> str | None:

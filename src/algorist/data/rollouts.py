@@ -116,9 +116,10 @@ def _rollouts(run: Path, params: _Params) -> list[dict[str, Any]]:
 def read_demonstration(completion: str, form: PromptFormat, *, strict: bool = True) -> tuple[str, str] | None:
     """Return (reasoning, answer) of a completion, or None when it cannot be shown as a demonstration."""
     parsed = form.parse(completion)
-    if not parsed.reasoning or not parsed.answer or (strict and not parsed.well_formed):
+    reasoning = parsed.reasoning if any(form.tags.all()) else completion.strip()
+    if not reasoning or not parsed.answer or (strict and not parsed.well_formed):
         return None
-    return parsed.reasoning, parsed.answer
+    return reasoning, parsed.answer
 
 
 def pick(

@@ -20,8 +20,9 @@ class QuestionOnly(PromptFormat):
     """The prompt is the bare question; a completion is well formed when it has exactly one distinct box."""
 
     def demonstrate(self, reasoning: str, answer: str) -> str:
-        """Return the reasoning followed by the boxed answer."""
-        return f"{reasoning.strip()}\n\\boxed{{{answer.strip()}}}"
+        """Return the reasoning followed by the boxed answer, which may be in it already."""
+        boxed = self.parse(reasoning).answer == answer.strip()
+        return reasoning.strip() + ("" if boxed else f"\n\\boxed{{{answer.strip()}}}")
 
     def parse(self, text: str) -> Parsed:
         """Read the last balanced box after the reasoning; boxes that say different things are flagged ``several_answers``."""
@@ -56,8 +57,10 @@ class Published(QuestionOnly):
         return self.shots.get(question.strip(), "") + prompt if isinstance(prompt, str) else prompt
 
     def demonstrate(self, reasoning: str, answer: str) -> str:
-        """Return the reasoning and the sentence that states the answer."""
-        return f" {reasoning.strip()}{self.closing.replace('{answer}', answer.strip())}"
+        """Return the reasoning and the sentence that states the answer, which may be in it already."""
+        stated = self.parse(reasoning).answer == answer.strip()
+        closing = "" if stated else self.closing.replace("{answer}", answer.strip())
+        return f"{' ' * (not self.is_chat)}{reasoning.strip()}{closing}"
 
     def parse(self, text: str) -> Parsed:
         """Read the first match of ``stated``, else the last box where answers are boxed."""

@@ -24,7 +24,7 @@ from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
 from algorist.runs.asking import attach_asking
 from algorist.runs.draft import Draft
-from algorist.runs.plan import make_plan
+from algorist.runs.plan import Plan, make_plan
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import environment
 from algorist.types import Problem
@@ -142,8 +142,18 @@ def sample(
             f"({result.right} are right), so there is nothing to write. Sample more (--samples {8 * samples}), easier problems "
             "(data.train.…), or a stronger model (--model)"
         )
+    made_by = provenance(plan, name, samples, text, result)
+    replace_text(provenance_of(path), made_by)
+    replace_text(path, text)
+    progress.remove()
+    return result
+
+
+def provenance(plan: Plan, model: str, samples: int, text: str, counts: Sampled) -> str:
+    """Return as JSON how the demonstrations ``text`` were made."""
+    recipe = plan.recipe
     made_by = {
-        "model": name,
+        "model": model,
         "recipe": recipe.name,
         "seed": recipe.seed,
         "sampling": {
@@ -152,17 +162,14 @@ def sample(
             "top_p": recipe.grpo.top_p,
             "max_completion_tokens": recipe.grpo.max_completion_tokens,
         },
-        "prompt_format": form.name,
+        "prompt_format": plan.form.name,
         "matcher": recipe.matcher,
         "data": recipe.data.train.model_dump(mode="json", exclude_defaults=True),
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
-        **{key: value for key, value in asdict(result).items() if key != "path"},
+        **{key: value for key, value in asdict(counts).items() if key != "path"},
         "environment": environment(),
     }
-    replace_text(provenance_of(path), json.dumps(made_by, indent=2, default=str) + "\n")
-    replace_text(path, text)
-    progress.remove()
-    return result
+    return json.dumps(made_by, indent=2, default=str) + "\n"
 
 
 def provenance_of(path: Path) -> Path:
