@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from algorist.config import load_recipe
+from algorist.config.schema import DatasetSection
 from algorist.data import load_problems
 from tests.runs.sums import SMALL, Runs
 
-TRIAL = ("--minutes", "2", "--cpu", "--memory", "8")
+TRIAL = ("--minutes", "30", "--cpu", "--memory", "8")
 
 
 def write(path: Path, rows: Sequence[tuple[str, object]]) -> str:
@@ -48,7 +49,7 @@ def test_a_model_that_is_right_often_enough_gets_grpo_in_the_form_that_it_writes
     name = write(tmp_path / "known.csv", sums(60))
     code, out, err = verb("new", name, "--model", str(runs.model), *TRIAL)
     assert code == 0, err
-    assert "GRPO at once" in out
+    assert "So GRPO at once" in out
     recipe = load_recipe(str(tmp_path / "known.yaml")).recipe
     assert recipe.prompt.format in ("reasoning_answer", "last_number") and not recipe.sft.enabled
     text = (tmp_path / "known.yaml").read_text(encoding="utf-8")
@@ -85,9 +86,29 @@ def test_a_teachers_right_completions_are_imitated(verb: Any, tmp_path: Path, ru
     assert {line["stage"] for line in runs_on(verb, tmp_path, "taught", *SMALL[:1])} >= {"sft", "grpo"}
 
 
+@pytest.mark.long
+def test_generated_problems_teach_what_is_like_them(verb: Any, tmp_path: Path) -> None:
+    problems = load_problems(DatasetSection(name="arithmetic", params={"count": 60, "seed": 9}))
+    name = write(tmp_path / "stories.csv", [(p.question, p.answer) for p in problems])
+    code, out, err = verb("new", name, "--model", "tiny", *TRIAL)
+    assert code == 0, err
+    assert "steps of SFT on generated problems: " in out and "So SFT on generated problems, then GRPO" in out
+    recipe = load_recipe(str(tmp_path / "stories.yaml")).recipe
+    assert recipe.sft.enabled and recipe.data.sft.name == "arithmetic"
+    assert {line["stage"] for line in runs_on(verb, tmp_path, "stories")} >= {"sft", "grpo"}
+
+
+def test_a_trial_that_is_too_short_says_so(verb: Any, tmp_path: Path) -> None:
+    name = write(tmp_path / "sums.csv", sums(40))
+    code, _, err = verb("new", name, "--model", "tiny", "--minutes", "0.1", *TRIAL[2:])
+    assert code == 2 and "the time for a trial of tiny, 0.1 minutes, was over after" in err
+    assert "More: --minutes 0.4" in err and not (tmp_path / "sums.yaml").exists()
+
+
+@pytest.mark.long
 def test_what_nothing_teaches_is_refused_with_the_figures(verb: Any, tmp_path: Path) -> None:
     name = write(tmp_path / "x.csv", [(f"Who was king in {n}?", f"king {n}") for n in range(40)])
-    code, _, err = verb("new", name, "--model", "tiny", "--minutes", "0.1", *TRIAL[2:])
+    code, _, err = verb("new", name, "--model", "tiny", *TRIAL)
     assert code == 2 and "this model cannot learn from this: after " in err and ": 0 of 128 right" in err
     assert "--teacher MODEL" in err and "--no-trial" in err
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"], "something was written"

@@ -101,7 +101,7 @@ class Trial:
             if self.sampled != "tiny":
                 drawn = max(filter(None, map(self._ask, FORMS)), key=lambda drawn: drawn.rank)
                 if self.teacher is None and drawn.needs_no_sft:
-                    why = self._why("GRPO at once: right often enough, and in the form")
+                    why = self._why("GRPO at once")
                     return Choice(drawn.form, why, temperature=TEMPERATURE)
                 if drawn.share >= WORTH:
                     return self._imitate(drawn)
@@ -141,7 +141,7 @@ class Trial:
         data = f"{{name: local, path: {self.name}_right.jsonl}}"
         return Choice(
             TAUGHT if drawn.form == "few_shot" else drawn.form,
-            self._why(f"SFT on right completions {whose} first, then GRPO"),
+            self._why(f"SFT on right completions {whose}, then GRPO"),
             (data, what, max(2, PASSES * counts.written // 8)),
             (text, provenance(drawn.plan, self.sampled, SAMPLES, text, counts)),
             TEMPERATURE,
@@ -155,7 +155,7 @@ class Trial:
         if self.teacher:
             self.teacher, self.policy = None, None
         plan, sampler, policy = self._ready(self._plan(Choice(sft=sft)))
-        most, left = sft[2] // 2, self.ends - time.monotonic()
+        most, left = sft[2] // 4, self.ends - time.monotonic()
         self.display.say(f"SFT on generated problems, up to {most} steps, then sampling yours …")
         done = _teach(plan, policy, most, time.monotonic() + left / 2)
         drawn = _Drawn(TAUGHT, plan, sampler, policy)
@@ -165,7 +165,7 @@ class Trial:
             raise self._too_short(f"after {done} of {most} steps of SFT")
         if drawn.share >= HOPELESS:
             self.lines.append(after)
-            why = self._why("SFT on generated problems first, then GRPO")
+            why = self._why("SFT on generated problems, then GRPO")
             return Choice(why=why, sft=sft)
         figures = "; ".join([*self.lines, after])
         raise DataError(
@@ -182,11 +182,11 @@ class Trial:
         )
 
     def _why(self, verdict: str) -> list[str]:
-        model = "" if self.teacher is None else f" of {self.teacher}"
+        whose = f" of {self.teacher}" if self.teacher else ""
         return [
-            f"Tried{model} on {PROBLEMS} problems × {SAMPLES}:",
+            f"Completions{whose} before training:",
             *(f"  {line}" for line in self.lines),
-            verdict,
+            f"So {verdict}",
         ]
 
     def _plan(self, choice: Choice) -> Plan:

@@ -199,7 +199,7 @@ def _show_columns(file: DataFile) -> None:
 def _answers(file: DataFile) -> View:
     """Describe how the grader reads the gold answers, and the rows that are left out."""
     golds, column = file.golds, file.columns["answer"]
-    solved = "with worked solutions" if file.has_solutions else "no worked solutions, so no SFT"
+    solved = "with worked solutions" if file.has_solutions else "no worked solutions"
     lines = [f"{len(file.problems)} problems, answers compared as {file.matcher}, {solved}"]
     if file.left_out:
         lines.append(
