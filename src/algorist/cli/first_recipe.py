@@ -48,7 +48,7 @@ TEMPERATURE = 0.6
 
 @dataclass(frozen=True)
 class Choice:
-    """How a recipe learns.
+    """A way in which a recipe learns.
 
     Attributes:
         form: Prompt format.
@@ -250,7 +250,7 @@ def recipe_text(
         _comment(f"matcher: {file.matcher}", "how answers are compared: symbolic or numeric"),
         "rewards:",
         _comment("  - {name: correct, weight: 1.0}", "the grader's verdict"),
-        _comment("  - {name: well_formed, weight: 0.2}", "the tags"),
+        _comment("  - {name: well_formed, weight: 0.2}", "the form"),
         _comment(f'  - {{name: "{name}_reward.py:brief", weight: 0.1}}', "yours: change it"),
         sft,
         "grpo:",

@@ -90,7 +90,7 @@ class Trial:
         return self.teacher or self.model
 
     def choose(self) -> Choice:
-        """Return how the recipe learns.
+        """Choose the way in which the recipe learns.
 
         Raises:
             DataError: The model cannot learn from these problems.
@@ -141,7 +141,7 @@ class Trial:
         data = f"{{name: local, path: {self.name}_right.jsonl}}"
         return Choice(
             TAUGHT if drawn.form == "few_shot" else drawn.form,
-            self._why(f"SFT on right completions {whose}, then GRPO"),
+            self._why(f"SFT on right completions {whose} ({self.name}_right.jsonl), then GRPO"),
             (data, what, max(2, PASSES * counts.written // 8)),
             (text, provenance(drawn.plan, self.sampled, SAMPLES, text, counts)),
             TEMPERATURE,

@@ -163,9 +163,9 @@ def _choose(
     if file.has_solutions and teacher is None:
         return Choice()
     teacher = str(find_model(teacher)[0]) if teacher else None
-    models = [model, *([teacher] if teacher else [])]
-    if trial is False or (trial is None and not all(map(at_hand, models))):
-        why = "--no-trial" if trial is False else f"{models[-1]} has to be downloaded first: --trial does"
+    absent = [name for name in (model, teacher) if name and not at_hand(name)]
+    if trial is False or (trial is None and absent):
+        why = "--no-trial" if trial is False else f"{absent[0]} has to be downloaded first: --trial does"
         return Choice(why=[f"Not tried whether this model can learn from answers alone ({why})."])
     display = TerminalDisplay(stderr=quiet)
     import_quietly("algorist.preflight", display.say)

@@ -57,9 +57,9 @@ class Published(QuestionOnly):
         return self.shots.get(question.strip(), "") + prompt if isinstance(prompt, str) else prompt
 
     def demonstrate(self, reasoning: str, answer: str) -> str:
-        """Return the reasoning and the sentence that states the answer, which may be in it already."""
-        stated = self.parse(reasoning).answer == answer.strip()
-        closing = "" if stated else self.closing.replace("{answer}", answer.strip())
+        """Return the reasoning and the sentence that states the answer; a box may be in it already."""
+        boxed = "\\boxed" in self.closing and self.parse(reasoning).answer == answer.strip()
+        closing = "" if boxed else self.closing.replace("{answer}", answer.strip())
         return f"{' ' * (not self.is_chat)}{reasoning.strip()}{closing}"
 
     def parse(self, text: str) -> Parsed:
