@@ -21,7 +21,7 @@ RECIPE = (
 )
 DATA = [f"data.{part}={{name: local, path: rows.jsonl}}" for part in ("train", "sft", "eval")]
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "new": ("new", "sums.csv", "--model", "tiny"),
+    "new": ("new", "sums.csv", "--model", "tiny", "--no-trial"),
     "from-trl": ("from-trl", str(Path(__file__).parents[1] / "data/trl/sft.py")),
     "preflight": ("preflight", "smoke-cpu", *RECIPE[:2], "--problems", "2", "--samples", "2", "--no-trial"),
     "forecast": ("forecast", "runs/first", "eval.enabled=true", "--problems", "4", "--samples", "2"),
