@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,8 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import transformers
 
+from algorist.config.schema import ModelSection
 from algorist.models.host_memory import keep_freed_memory
-from algorist.models.load import policy_of
+from algorist.models.load import make_policy
 from algorist.models.precision import set_compute
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
@@ -54,7 +54,8 @@ def make_model(name: str) -> Any:
     """Return a family's model of random weights, or the model of a folder or file, in float32."""
     family = next((family for family in SHAPES if family.lower() == name), None)
     if family is None:
-        return policy_of(Path(name), device=torch.device("cpu")).model.float()
+        section = ModelSection(name=name, dtype="float32")
+        return make_policy(section, device=torch.device("cpu"), seed=0).model
     torch.manual_seed(0)
     kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, kind)(vocab_size=32000, **SHAPES[family])
