@@ -35,6 +35,7 @@ def write_environment(
         raise ConfigError(f"--to {target}: its name is that of a Python package; begin it with a letter")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already and not empty; give --to another folder")
+    tags = json.dumps(_tags(form))
     system = form.system_prompt if form.system_role == "system" else ""
     (content,) = [message["content"] for message in form.render("{question}") if message["role"] != "system"]  # type: ignore[index,misc]
     checker = next((p.checker for p in problems if ".py:" in p.checker), "")
@@ -45,15 +46,14 @@ def write_environment(
         "system": json.dumps(system),
         "content": json.dumps(content),
         "matcher": json.dumps(matcher),
-        "tags": json.dumps(_tags(form)),
+        "tags": tags,
         "checker": f'str(Path(__file__).with_name("checks.py")) + ":{checker.rpartition(":")[2]}"' if checker else '""',
         "needs": ', "reasoning-gym"' if any(p.checker == "reasoning_gym" for p in problems) else "",
     }  # fmt: skip
     for source in PACKAGE.rglob("*.txt"):
         file = target / str(source.relative_to(PACKAGE).with_suffix("")).replace("name", name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = Template(source.read_text(encoding="utf-8")).substitute(values)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(Template(source.read_text(encoding="utf-8")).substitute(values), encoding="utf-8")
     lines = [json.dumps(_row(problem), default=str) + "\n" for problem in problems]
     (target / name / "problems.jsonl").write_text("".join(lines), encoding="utf-8")
     if checker:
