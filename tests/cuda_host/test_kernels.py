@@ -114,9 +114,6 @@ from algorist.diagnosis.environment import device
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.training.lm_head import completion_log_probs
-from algorist.rollouts.native.triton_layer import MOST_RANK, TritonLayer
-from algorist.rollouts.native.weights import Matrix
-from tests.cuda_host.stub import SHAPES as MODELS
 from tests.cuda_host.stub import model, rows_end_at_their_length
 with rows_end_at_their_length():
     found = NativeEngine(model("0.5B", layers=1)).generate([[5] * 20], 8, SamplingParams(max_new_tokens=9))

@@ -67,6 +67,7 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> Any:
                 graph_tier, "attention_kind", lambda _: TritonAttention if kernels else PlainAttention
             )
             patch.setattr(weights, "takes_kernels", lambda *_: kernels)
+            patch.setattr(triton_layer, "MOST_SLOTS", triton_layer.FEW_SLOTS)
             real = graph_tier.read_weights
             patch.setattr(graph_tier, "read_weights", lambda *of: real(*of, exact=True))
             found = NativeEngine(made, tier="graph").generate(PROMPTS, 2, params)
@@ -157,8 +158,10 @@ def test_a_layer_in_float64(dtype: torch.dtype, within: float, rank: int, norm: 
     assert found.isfinite().all()
 
 
-def test_large_requests_keep_the_librarys_products() -> None:
+def test_large_requests_keep_the_librarys_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose products are better where they, and not the number of kernels, bound a token."""
     made: Any = type("W", (), {"layers": [type("L", (), {"matrices": (Matrix(torch.zeros(2, 2), None),)})]})
-    assert TritonLayer.covers(made, triton_layer.MOST_SLOTS)
-    assert not TritonLayer.covers(made, triton_layer.MOST_SLOTS + 1)
+    assert not TritonLayer.covers(made, 1), "until a card has measured them"
+    monkeypatch.setattr(triton_layer, "MOST_SLOTS", triton_layer.FEW_SLOTS)
+    assert TritonLayer.covers(made, triton_layer.FEW_SLOTS)
+    assert not TritonLayer.covers(made, triton_layer.FEW_SLOTS + 1)

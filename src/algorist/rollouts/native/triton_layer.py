@@ -16,8 +16,10 @@ from torch import Tensor
 from algorist.rollouts.native.triton_attention import TritonAttention
 from algorist.rollouts.native.weights import DecoderWeights, Layer, Matrix
 
-MOST_SLOTS = 128
-"""Beyond, a token is bound by its products, and those of torch's library are better ones."""
+FEW_SLOTS = 128
+"""Slots they are meant for: beyond, a token is bound by its products, and those of torch's library are better ones."""
+MOST_SLOTS = 0
+"""Slots up to which they run: no card has measured them yet. ``benchmarks/gpu.py --sections decode`` compares ``FEW_SLOTS``."""
 MOST_RANK = 64
 """Of all adapters of a product: each program takes the whole first factor."""
 _ROWS = 64
