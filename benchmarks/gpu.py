@@ -24,7 +24,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from gpu_bench import PROMPT, Bench, Skipped, need_trl
@@ -64,10 +63,7 @@ def env(bench: Bench) -> dict[str, Any]:
 def kernels(bench: Bench) -> dict[str, Any]:
     """The Triton kernels against float64, compiled; greedy tokens of the graphs against the eager decoder; the score gap."""
     found: dict[str, Any] = {}
-    by_hand = [
-        f"tests/unit/rollouts/test_{n}.py"
-        for n in ("triton_attention", "triton_layer", "triton_step", "sampling")
-    ]
+    by_hand = [f"tests/unit/rollouts/test_{n}.py" for n in ("triton_attention", "triton_step", "sampling")]
     for name, tests in (
         {} if bench.smoke else {"tests": by_hand, "gpu_tests": [*GPU_TESTS, "tests/unit"]}.items()
     ):
@@ -108,8 +104,6 @@ def decode(bench: Bench, shapes: tuple[str, ...] = ("0.5B", "1.5B")) -> dict[str
             case: dict[str, Any] = {"shape": shape, "rows": rows, "limit_ms": _limit(model, rows, copied)}
             for tier in ("graph", "decoder"):
                 case[tier] = _decode_case(bench, model, rows, tier)
-            if bench.cuda:
-                case["whole_layers"] = _whole_layers(bench, model, rows)
             case["graph_over_limit"] = case["graph"]["ms_per_step"] / case["limit_ms"]
             case["eager_over_graph"] = case["decoder"]["ms_per_step"] / case["graph"]["ms_per_step"]
             cases.append(case)
@@ -118,14 +112,6 @@ def decode(bench: Bench, shapes: tuple[str, ...] = ("0.5B", "1.5B")) -> dict[str
         del model
         bench.free()
     return {"cases": cases}
-
-
-def _whole_layers(bench: Bench, model: Any, rows: int) -> dict[str, Any]:
-    """The graphs with the kernels of whole layers, whatever the number of slots up to which they run."""
-    from algorist.rollouts.native import triton_layer
-
-    with patch.object(triton_layer, "MOST_SLOTS", rows):
-        return _decode_case(bench, model, rows, "graph")
 
 
 def _limit(model: Any, rows: int, bytes_per_s: float) -> float:

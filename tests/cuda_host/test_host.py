@@ -25,7 +25,7 @@ from algorist.models.load import make_policy
 from algorist.models.precision import set_compute
 from algorist.preflight.memory_advice import plan_from_config
 from algorist.rollouts.base import SamplingParams
-from algorist.rollouts.native import graph_tier, triton_layer
+from algorist.rollouts.native import graph_tier
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.store.stages import Stage
 from algorist.training import sft, step
@@ -77,7 +77,7 @@ def test_a_step_may_be_captured(way: str, stub: Stub) -> None:
     policy = model("0.5B", layers=2).eval()
     engine = NativeEngine(policy, lambda ids: " ".join(map(str, ids)))
     first = sample(engine, stub, **WAYS[way])
-    assert first["captured"] > 15 and first["violations"] == 0, stub.names("violation")
+    assert first["captured"] > 25 and first["violations"] == 0, stub.names("violation")
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1)
@@ -119,14 +119,8 @@ def test_how_a_step_is_captured(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("kind", "per_layer", "beside"), [("bfloat16", 12, 5), ("float32 masters", 14, 6), ("adapter", 21, 5)]
 )
-@pytest.mark.parametrize("whole", [False, True], ids=["products", "whole layers"])
-def test_nodes_of_a_captured_step(
-    kind: str, per_layer: int, beside: int, whole: bool, stub: Stub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """0.5B, 24 layers: 149 nodes with the kernels of whole layers, an adapter's too; each takes the card about 2 µs at least."""
-    if whole:
-        monkeypatch.setattr(triton_layer, "MOST_SLOTS", triton_layer.FEW_SLOTS)
-        per_layer = 6
+def test_nodes_of_a_captured_step(kind: str, per_layer: int, beside: int, stub: Stub) -> None:
+    """0.5B, 24 layers: 293 nodes in bfloat16, 509 with an adapter; each takes the card about 2 µs, however little it computes."""
     nodes = []
     for layers in (2, 4):
         policy: Any = model("0.5B", torch.float32 if "float32" in kind else torch.bfloat16, layers).eval()

@@ -30,7 +30,7 @@ from algorist.rollouts.native.decode_attention import DecodeAttention, PlainAtte
 from algorist.rollouts.native.decoder import Decoder
 from algorist.rollouts.native.decoder_tier import Schedule, plan_room
 from algorist.rollouts.native.graph_buffers import FIELDS, Buffers, Room, slots_for
-from algorist.rollouts.native.weights import Layer, WeightPool, read_weights
+from algorist.rollouts.native.weights import WeightPool, read_weights
 from algorist.rollouts.row_state import Rows
 from algorist.rollouts.sampling import sample, sample_longer
 
@@ -38,8 +38,6 @@ log = logging.getLogger("algorist.rollouts.native.graph_tier")
 READ_EVERY = 8
 _POSITION, _LENGTH, _NEXT, _TOKEN, _ALIVE = range(5)
 KEPT_SHARE = 4
-_GAP = 0.1
-"""Accepted difference of the kernels of whole layers from their twin, after all layers in 16 bit."""
 _MOST_LOOKS = 3
 """Looks after the last step of every row: an older one may still be on its way, and one may be needed to see the end."""
 
@@ -243,47 +241,20 @@ class _Body:
         self.state = self.buffers.state[:, :slots]
         self.turns = tier.turns
         self._kernels: Any = None
-        self._fused: Any = None
-        self._tried = False
         if attention is not None and attention.name == "Triton":
-            from algorist.rollouts.native.triton_layer import TritonLayer
             from algorist.rollouts.native.triton_step import TritonTake
 
-            if TritonLayer.covers(tier.decoder.w, slots):
-                self._fused = TritonLayer(attention.attention)  # type: ignore[attr-defined]
             self._kernels = (
                 TritonTake(self.buffers, params, self.turns) if TritonTake.covers(params) else None
             )
 
     def __call__(self) -> None:
-        if self._fused is not None and not self._tried:
-            self._try()
-        self._take(self.tier.decoder._logits(self._through(self._fused or self._layer)))
-
-    def _through(self, run: Callable[[int, Layer, Tensor], Tensor]) -> Tensor:
-        x = self.tier.decoder._embed(self.state[_TOKEN])
-        for index, layer in enumerate(self.tier.decoder.w.layers):
-            x = run(index, layer, x)
-        return x
-
-    def _layer(self, index: int, layer: Layer, x: Tensor) -> Tensor:
         decoder = self.tier.decoder
-        qkv = layer.qkv(decoder._normed(x, layer.attention_norm))
-        return decoder._rest(layer, x, self.attention.step(index, qkv, layer.qk_norm_ND))
-
-    def _try(self) -> None:
-        """Leave the kernels of whole layers where they fail, or differ from their twin: in the first step, which is not captured."""
-        self._tried, expected = True, self._through(self._layer)
-        try:
-            gap = float((self._through(self._fused) - expected).norm()) / max(float(expected.norm()), 1e-6)
-            reason = "" if gap <= _GAP else f"those of whole layers differ by {gap:.0%}"
-        except Exception as error:  # of a compiler, as each likes
-            if is_out_of_memory(error):
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if reason:
-            self._fused = None
-            _say_once(reason)
+        x = decoder._embed(self.state[_TOKEN])
+        for index, layer in enumerate(decoder.w.layers):
+            qkv = layer.qkv(decoder._normed(x, layer.attention_norm))
+            x = decoder._rest(layer, x, self.attention.step(index, qkv, layer.qk_norm_ND))
+        self._take(decoder._logits(x))
 
     def _take(self, logits_SV: Tensor) -> None:
         """Sample, store, and let rows that are finished stand still; idle rows write to the spare place."""

@@ -1,8 +1,8 @@
 """Attention of one decode step on CUDA, in Triton: rotation and cache write in one kernel, attention in two passes.
 
 Every length is read on the device, so one CUDA graph serves all lengths. A sequence is a prompt with the rows that continue
-it, or a row's own completion. ``_partial_kernel`` computes softmax(q · k) v over one piece of one sequence, in float32, for all the
-rows of a group at once, so that a prompt's keys are read once per group; ``_merge_kernel`` joins the pieces by their log-sum-exp.
+it, or a row's own completion. ``_partial`` computes softmax(q · k) v over one piece of one sequence, in float32, for all the
+rows of a group at once, so that a prompt's keys are read once per group; ``_merge`` joins the pieces by their log-sum-exp.
 The plain twin is ``decode_attention.py``. Shapes: S slots, N sequences, H heads, K key-value heads, T tokens, D head dimension.
 """
 
@@ -73,36 +73,58 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[misc]
-def _piece(  # type: ignore[no-untyped-def]
+def _partial_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,
     v_ptr,
-    newest_ptr,
+    length_ptr,
+    position_ptr,
+    member_ptr,
     out_ptr,
     lse_ptr,
-    slot,
-    row,
-    base,
-    begin,
-    end,
-    length,
-    target,
+    stride_n,
+    stride_k,
+    members,
+    written,
+    first_piece,
+    pieces,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
+    BLOCKS: tl.constexpr,
     M: tl.constexpr,
     KEYS: tl.constexpr,
+    SPAN: tl.constexpr,
+    OWN: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
+    sequence = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    block, head, piece = tl.program_id(0) % BLOCKS, tl.program_id(1), tl.program_id(2)
+    length = tl.load(length_ptr + sequence) + written
+    begin = piece * SPAN
+    if begin >= length:
+        return
+    m = block * M + tl.arange(0, M)
+    member = m // QUERIES
+    if OWN:
+        slot = tl.where(member < 1, sequence, -1)
+    else:
+        slot = tl.load(member_ptr + sequence * members + member, mask=member < members, other=-1)
+    if tl.max(slot, 0) < 0:
+        return
     live = slot >= 0
+    row = slot.to(tl.int64) * HEADS + head * QUERIES + m % QUERIES
     d = tl.arange(0, D)
     wide = d < DIM
     q = tl.load(q_ptr + row[:, None] * DIM + d[None, :], mask=live[:, None] & wide[None, :], other=0.0)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, D], tl.float32)
+    base = sequence * stride_n + head * stride_k
     if WINDOW:
-        newest = tl.load(newest_ptr + slot, mask=live, other=0)
-    for at in range(begin, end, KEYS):
+        newest = tl.load(position_ptr + slot, mask=live, other=0)
+    for at in range(begin, tl.minimum(begin + SPAN, length), KEYS):
         n = at + tl.arange(0, KEYS)
         seen = n < length
         place = base + n[:, None] * DIM + d[None, :]
@@ -120,78 +142,13 @@ def _piece(  # type: ignore[no-untyped-def]
         v = tl.load(v_ptr + place, mask=inside, other=0.0)
         mixed = mixed * before[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         top = higher
+    target = row * pieces + first_piece + piece
     tl.store(lse_ptr + target, top + tl.log(total), mask=live)
     tl.store(
         out_ptr + target[:, None] * DIM + d[None, :],
         mixed / total[:, None],
         mask=live[:, None] & wide[None, :],
     )
-
-
-@triton.jit  # type: ignore[misc]
-def _partial_kernel(  # type: ignore[no-untyped-def]
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    prompt_k_ptr,
-    prompt_v_ptr,
-    length_ptr,
-    prompt_length_ptr,
-    position_ptr,
-    member_ptr,
-    out_ptr,
-    lse_ptr,
-    stride_n,
-    stride_k,
-    prompt_stride_n,
-    prompt_stride_k,
-    members,
-    of_prompts,
-    prompt_pieces,
-    pieces,
-    HEADS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    M: tl.constexpr,
-    OWN_BLOCKS: tl.constexpr,
-    OWN_M: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPAN: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    program, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    begin = piece * SPAN
-    if program < of_prompts:
-        sequence = (program // BLOCKS).to(tl.int64)
-        length = tl.load(prompt_length_ptr + sequence)
-        if begin < length:
-            m = (program % BLOCKS) * M + tl.arange(0, M)
-            member = m // QUERIES
-            slot = tl.load(member_ptr + sequence * members + member, mask=member < members, other=-1)
-            if tl.max(slot, 0) >= 0:
-                row = slot.to(tl.int64) * HEADS + head * QUERIES + m % QUERIES
-                _piece(
-                    q_ptr, prompt_k_ptr, prompt_v_ptr, position_ptr, out_ptr, lse_ptr, slot, row,
-                    sequence * prompt_stride_n + head * prompt_stride_k,
-                    begin, tl.minimum(begin + SPAN, length), length, row * pieces + piece,
-                    DIM, D, M, KEYS, WINDOW,
-                )  # fmt: skip
-    else:
-        sequence = ((program - of_prompts) // OWN_BLOCKS).to(tl.int64)
-        length = tl.load(length_ptr + sequence) + 1
-        if begin < length:
-            m = ((program - of_prompts) % OWN_BLOCKS) * OWN_M + tl.arange(0, OWN_M)
-            slot = tl.where(m < QUERIES, sequence, -1)
-            row = slot * HEADS + head * QUERIES + m % QUERIES
-            # In a completion of its own, a row's newest token lies where its length says.
-            _piece(
-                q_ptr, k_ptr, v_ptr, length_ptr, out_ptr, lse_ptr, slot, row,
-                sequence * stride_n + head * stride_k,
-                begin, tl.minimum(begin + SPAN, length), length, row * pieces + prompt_pieces + piece,
-                DIM, D, OWN_M, KEYS, WINDOW,
-            )  # fmt: skip
 
 
 @triton.jit  # type: ignore[misc]
@@ -251,7 +208,7 @@ class TritonAttention:
         self.slots, self.heads, self.queries = slots, heads, heads // self.kv_heads
         self.prompt_pieces = -(-prompts.shape[2] // PIECE)
         self.pieces = self.prompt_pieces + -(-times // PIECE)
-        self.q = keys.new_empty(slots, heads, self.dim)
+        self._q = keys.new_empty(slots, heads, self.dim)
         self._out = keys.new_empty(slots, heads * self.dim)
         # Zeros: a slot that is no longer a member may read pieces that nothing wrote.
         self._part = torch.zeros(slots, heads, self.pieces, self.dim, device=keys.device)
@@ -268,7 +225,7 @@ class TritonAttention:
             state.rotation[index],
             state.position,
             state.length,
-            self.q,
+            self._q,
             keys,
             values,
             keys.stride(0),
@@ -282,55 +239,10 @@ class TritonAttention:
             NORMED=norm_ND is not None,
             num_warps=1,
         )
-        return self.attend(index)
-
-    def attend(self, index: int) -> Tensor:
-        """Attend with the queries ``q`` to prompts and stored tokens: every piece of every sequence, then the pieces of each row."""
-        state = self.state
-        keys, values = state.keys[index], state.values[index]
-        prompt_keys, prompt_values = state.prompt_keys[index], state.prompt_values[index]
-        places, members = state.member.shape
-        # Shared memory holds the queries, and keys and values of each stage: 99 KB on the smaller cards. What has more than 256
-        # bytes a row, or products in float32 (both operands lie there, every product is code), is taken in small pieces.
-        large = keys.dtype == torch.float32 or self._width * keys.itemsize > 256
-        rows, blocks = self._rows(members, large)
-        own_rows, own_blocks = self._rows(1, large)
-        own_pieces = self.pieces - self.prompt_pieces
-        grid = places * blocks + self.slots * own_blocks, self.kv_heads, max(self.prompt_pieces, own_pieces)
-        _partial_kernel[grid](
-            self.q,
-            keys,
-            values,
-            prompt_keys,
-            prompt_values,
-            state.length,
-            state.prompt_length,
-            state.position,
-            state.member,
-            self._part,
-            self._lse,
-            keys.stride(0),
-            keys.stride(1),
-            prompt_keys.stride(0),
-            prompt_keys.stride(1),
-            members,
-            places * blocks,
-            self.prompt_pieces,
-            self.pieces,
-            HEADS=self.heads,
-            QUERIES=self.queries,
-            DIM=self.dim,
-            D=self._width,
-            BLOCKS=blocks,
-            M=rows,
-            OWN_BLOCKS=own_blocks,
-            OWN_M=own_rows,
-            KEYS=16 if large else _KEYS if rows <= 64 or self._width <= 64 else _KEYS // 2,
-            SPAN=PIECE,
-            WINDOW=state.window[index],
-            num_warps=4 if rows <= 64 else 8,
-            num_stages=1 if large else 3,
-        )
+        prompts = state.prompt_keys[index], state.prompt_values[index]
+        self._partial(*prompts, state.prompt_length, state.position, state.window[index], own=False)
+        # In a completion of its own, a row's newest token lies where its length says.
+        self._partial(keys, values, state.length, state.length, state.window[index], own=True)
         _merge_kernel[(self.slots, self.heads)](
             self._part,
             self._lse,
@@ -350,8 +262,45 @@ class TritonAttention:
         )
         return self._out
 
-    def _rows(self, members: int, large: bool) -> tuple[int, int]:
-        """Return the queries of a program, for sequences with ``members`` rows each, and the programs of a sequence."""
+    def _partial(
+        self, keys: Tensor, values: Tensor, length: Tensor, newest: Tensor, window: int, *, own: bool
+    ) -> None:
+        """Every piece of every sequence: prompts with the rows that continue them, or each row with itself."""
+        sequences, members = keys.shape[0], 1 if own else self.state.member.shape[1]
+        # Shared memory holds the queries, and keys and values of each stage: 99 KB on the smaller cards. What has more than 256
+        # bytes a row, or products in float32 (both operands lie there, every product is code), is taken in small pieces.
+        large = keys.dtype == torch.float32 or self._width * keys.itemsize > 256
         most = _MOST_QUERIES // 4 if large else _MOST_QUERIES
         rows = max(16, triton.next_power_of_2(min(members * self.queries, most)))
-        return rows, -(-members * self.queries // rows)
+        blocks = -(-members * self.queries // rows)
+        first, pieces = (
+            (self.prompt_pieces, self.pieces - self.prompt_pieces) if own else (0, self.prompt_pieces)
+        )
+        _partial_kernel[(sequences * blocks, self.kv_heads, pieces)](
+            self._q,
+            keys,
+            values,
+            length,
+            newest,
+            self.state.member,
+            self._part,
+            self._lse,
+            keys.stride(0),
+            keys.stride(1),
+            members,
+            int(own),
+            first,
+            self.pieces,
+            HEADS=self.heads,
+            QUERIES=self.queries,
+            DIM=self.dim,
+            D=self._width,
+            BLOCKS=blocks,
+            M=rows,
+            KEYS=16 if large else _KEYS if rows <= 64 or self._width <= 64 else _KEYS // 2,
+            SPAN=PIECE,
+            OWN=own,
+            WINDOW=window,
+            num_warps=4 if rows <= 64 else 8,
+            num_stages=1 if large else 3,
+        )

@@ -31,8 +31,7 @@ class Layer:
     """One decoder layer, ready to run. ``qkv`` gives queries, keys and values (S, N, D), ``gate_up`` gate and up.
 
     ``output_add`` and ``down_add`` hold the norms that come after attention and MLP; a norm that comes before is None where
-    the layer has none. ``matrices`` are those of qkv, output, gate, up and down, where a kernel takes each product with what is around
-    it (``triton_layer.py``). ``rotation`` is a place in the decoder's ``rotations``; ``window`` counts the tokens that are seen.
+    the layer has none. ``rotation`` is a place in the decoder's ``rotations``; ``window`` counts the tokens that are seen.
     """
 
     attention_norm: Tensor | None
@@ -42,7 +41,6 @@ class Layer:
     mlp_norm: Tensor | None
     gate_up: Callable[[Tensor], Sequence[Tensor]]
     down_add: LinearAdd
-    matrices: tuple[Matrix, ...] | None
     rotation: int
     window: int | None
 
@@ -72,34 +70,22 @@ class DecoderWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class _Matrix:
     """A linear layer: weight and bias in the products' type, and the factors (A, B) of adapters that are not merged."""
 
     weight: Tensor
     bias: Tensor | None
     factors: tuple[tuple[Tensor, Tensor], ...] = ()
 
-    @property
-    def rank(self) -> int:
-        """Rank of its adapters together."""
-        return sum(len(first) for first, _ in self.factors)
-
-    def kept(self, reading: _Reading) -> Matrix:
-        """Return the layer as the decoder will read it."""
-        factors = tuple((reading.keep(first), reading.keep(second)) for first, second in self.factors)
-        return Matrix(
-            reading.keep(self.weight), self.bias if self.bias is None else reading.keep(self.bias), factors
-        )
-
-    def outputs(self, change: Callable[[Tensor], Tensor]) -> Matrix:
+    def outputs(self, change: Callable[[Tensor], Tensor]) -> _Matrix:
         """Return the layer with its outputs changed: ``change`` reorders, selects or scales what lies along the first dimension."""
         factors = tuple((first, change(second)) for first, second in self.factors)
-        return Matrix(change(self.weight), None if self.bias is None else change(self.bias), factors)
+        return _Matrix(change(self.weight), None if self.bias is None else change(self.bias), factors)
 
-    def split(self, sizes: Sequence[int]) -> list[Matrix]:
+    def split(self, sizes: Sequence[int]) -> list[_Matrix]:
         """Return the layers that one layer joins."""
 
-        def part(begin: int, end: int) -> Matrix:
+        def part(begin: int, end: int) -> _Matrix:
             return self.outputs(lambda tensor: tensor[begin:end])
 
         return [part(*pair) for pair in itertools.pairwise([0, *itertools.accumulate(sizes)])]
@@ -127,7 +113,7 @@ def _after(product: Linear) -> LinearAdd:
     return lambda x, residual: residual + product(x)
 
 
-def _add_to_float32(matrix: Matrix, reading: _Reading) -> LinearAdd | None:
+def _add_to_float32(matrix: _Matrix, reading: _Reading) -> LinearAdd | None:
     """Return (x, r) → r + x Wᵀ for 16-bit products and a float32 residual: on CUDA the product's kernel adds."""
     if matrix.weight.device.type != "cuda" or matrix.bias is not None or matrix.factors:
         return None
@@ -141,7 +127,7 @@ def _low_rank(product: Tensor, x: Tensor, factors: Sequence[tuple[Tensor, Tensor
     return product
 
 
-def _each(parts: Sequence[Matrix], reading: _Reading) -> Callable[[Tensor], list[Tensor]]:
+def _each(parts: Sequence[_Matrix], reading: _Reading) -> Callable[[Tensor], list[Tensor]]:
     """Return x → the output of each layer; the first factors of all their adapters are one product."""
     plain = [part._fixed(reading)[0] for part in parts]
     firsts = [first for part in parts for first, _ in part.factors]
@@ -162,7 +148,7 @@ def _each(parts: Sequence[Matrix], reading: _Reading) -> Callable[[Tensor], list
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Options for reading weights: products' type, adapters merged or not, gate and up joined or read in place, for kernels or not.
+    """Options for reading weights: products' type, adapters merged or not, gate and up joined or read in place.
 
     ``keep`` gets every tensor that the decoder will read and returns the one to read.
     """
@@ -172,7 +158,6 @@ class _Reading:
     merged: bool
     copied: bool
     rows: int
-    fused: bool = False
     keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def norm(self, module: Any, factor: float = 1.0) -> Tensor | None:
@@ -182,9 +167,9 @@ class _Reading:
         weight, offset = module.weight.detach(), self.description.family.norm_offset
         return self.keep(weight if (offset, factor) == (0.0, 1.0) else (weight.float() + offset) * factor)
 
-    def added(self, matrix: Matrix, norm: Any) -> LinearAdd:
+    def added(self, linear: Any, norm: Any) -> LinearAdd:
         """Return (x, r) → r + what the layer adds to a residual, which may be overwritten; ``norm`` is that of the sum's part."""
-        d = self.description
+        d, matrix = self.description, self.matrix(linear)
         if norm is None and d.residual_scale == 1.0:
             return matrix.linear_add(self, d.decoder.embed_tokens.weight.dtype)
         product = matrix.linear(self)
@@ -193,14 +178,14 @@ class _Reading:
         weight: Any = self.norm(norm)
         return lambda x, residual: residual.add_(rms_norm(product(x), weight, d.eps))
 
-    def matrix(self, module: Any) -> Matrix:
+    def matrix(self, module: Any) -> _Matrix:
         """Return a linear layer with its active LoRA adapters.
 
         Merged into 16-bit weights, an adapter's small changes would be rounded away: there they stay factors.
         """
         if plain_class(module) is nn.Linear:
             bias = None if module.bias is None else module.bias.detach().to(self.dtype)
-            return Matrix(module.weight.detach().to(self.dtype), bias)
+            return _Matrix(module.weight.detach().to(self.dtype), bias)
         base = self.matrix(module.base_layer)
         if module.disable_adapters or module.merged:
             return base
@@ -209,7 +194,7 @@ class _Reading:
             weight = base.weight
             for name in active:
                 weight = weight + module.get_delta_weight(name).detach().to(weight.dtype)
-            return Matrix(weight, base.bias)
+            return _Matrix(weight, base.bias)
         factors = [
             (
                 module.lora_A[name].weight.detach().to(self.dtype),
@@ -217,7 +202,7 @@ class _Reading:
             )
             for name in active
         ]
-        return Matrix(base.weight, base.bias, base.factors + tuple(factors))
+        return _Matrix(base.weight, base.bias, base.factors + tuple(factors))
 
 
 def why_no_decoder(model: Any, longest: int = 0) -> str | None:
@@ -277,10 +262,7 @@ class WeightPool:
     @property
     def own_bytes(self) -> int:
         """Memory of what is not the model's own."""
-        held = {
-            _storage(t): t.untyped_storage().nbytes() for t in self._tensors
-        }  # some are kept twice, or in parts
-        return sum(size for where, size in held.items() if where not in self._lent)
+        return sum(t.nbytes for t in self._tensors if _storage(t) not in self._lent)
 
 
 def _address(tensor: Tensor) -> int:
@@ -309,19 +291,18 @@ def read_weights(
     adapted = any(hasattr(m, "lora_A") for m in d.decoder.layers.modules())
     merged = (dtype == torch.float32 and not exact) or not adapted
     copied = merged and not exact and (embedding.device.type == "cpu" or dtype != embedding.dtype)
-    activation = getattr(d.layers[0].mlp, "act_fn", None) or d.layers[0].mlp.activation_fn
-    gated = _gated(activation, embedding.device)
-    reading = _Reading(d, dtype, merged, copied, rows, takes_kernels(gated, dtype))
+    reading = _Reading(d, dtype, merged, copied, rows)
     if pool is not None:
         pool.begin(model)
         reading = replace(reading, keep=pool.keep)
-    attention = d.layers[0].attention
+    attention, mlp = d.layers[0].attention, d.layers[0].mlp
     scale_in_weights = hasattr(attention, "q_norm") or dtype == torch.float32
     rotations, scale = [read_rotation(d, kind) for kind in d.rotations], float(attention.scaling)
     layers = [
         _read_layer(layer, reading, rotations[layer.rotation].turned, scale if scale_in_weights else 1.0)
         for layer in d.layers
     ]
+    activation = getattr(mlp, "act_fn", None) or mlp.activation_fn
     weights = DecoderWeights(
         layers=layers,
         embedding_VH=reading.keep(embedding),
@@ -329,7 +310,7 @@ def read_weights(
         final_norm=reading.norm(d.decoder.norm, d.logit_scale),  # type: ignore[arg-type]
         head=_capped(reading.matrix(d.causal.lm_head).linear(reading), d.logit_cap),
         rotations=rotations,
-        gated=gated,
+        gated=_gated(activation, embedding.device),
         eps=d.eps,
         heads=d.heads,
         kv_heads=d.kv_heads,
@@ -347,9 +328,7 @@ def _read_layer(layer: LayerModules, reading: _Reading, turned: int, scale: floa
     gates = [reading.matrix(m) for m in mlp_inputs(layer.mlp)]
     gate, up = gates if len(gates) == 2 else gates[0].split([gates[0].weight.shape[0] // 2] * 2)
     if reading.copied:
-        joined = _join(gate, up).kept(reading)
-        gate, up = joined.split([len(gate.weight), len(up.weight)])
-        both = joined.linear(reading)
+        both = _join(gate, up).linear(reading)
 
         def gate_up(x: Tensor) -> Sequence[Tensor]:
             return both(x).chunk(2, dim=-1)
@@ -357,22 +336,15 @@ def _read_layer(layer: LayerModules, reading: _Reading, turned: int, scale: floa
     else:
         gate_up = _each((gate, up), reading)  # type: ignore[assignment]
 
-    qkv, norm_ND, qkv_matrix = _read_attention(attention, reading, turned, scale)
-    output, down = (reading.matrix(m).kept(reading) for m in (attention.o_proj, layer.mlp.down_proj))
-    matrices = None
-    plain = layer.after_attention is layer.after_mlp is None and d.residual_scale == 1.0
-    if reading.fused and plain and qkv_matrix is not None:
-        matrices = qkv_matrix, output, *_one_input(gate, up, reading), down
-        matrices = matrices if all(len(matrix.factors) < 2 for matrix in matrices) else None
+    qkv, norm_ND = _read_attention(attention, reading, turned, scale)
     return Layer(
         attention_norm=reading.norm(layer.before_attention),
         qkv=lambda x: qkv(x).view(x.shape[0], -1, d.head_dim),
         qk_norm_ND=norm_ND,
-        output_add=reading.added(output, layer.after_attention),
+        output_add=reading.added(attention.o_proj, layer.after_attention),
         mlp_norm=reading.norm(layer.before_mlp),
         gate_up=gate_up,
-        down_add=reading.added(down, layer.after_mlp),
-        matrices=matrices,
+        down_add=reading.added(layer.mlp.down_proj, layer.after_mlp),
         rotation=layer.rotation,
         window=layer.window,
     )
@@ -380,11 +352,8 @@ def _read_layer(layer: LayerModules, reading: _Reading, turned: int, scale: floa
 
 def _read_attention(
     attention: Any, reading: _Reading, turned: int, scale: float
-) -> tuple[Linear, Tensor | None, Matrix | None]:
-    """Return x → queries, keys and values side by side, the weights (H + K, D) of the norm of each head, if there is one, and the matrix.
-
-    None for the matrix: a norm over all heads comes between.
-    """
+) -> tuple[Linear, Tensor | None]:
+    """Return x → queries, keys and values side by side, and the weights (H + K, D) of the norm of each head, if there is one."""
     d = reading.description
     sizes = [n * d.head_dim for n in (d.heads, d.kv_heads, d.kv_heads)]
     parts = [reading.matrix(m) for m in attention_inputs(attention)]
@@ -395,40 +364,23 @@ def _read_attention(
 
     if not hasattr(attention, "q_norm"):
         q = q if scale == 1.0 else q.outputs(lambda t: t * scale)
-        qkv = _join(q.outputs(in_pairs), k.outputs(in_pairs), v).kept(reading)
-        return qkv.linear(reading), None, qkv
+        return _join(q.outputs(in_pairs), k.outputs(in_pairs), v).linear(reading), None
     q_norm, k_norm = (
         in_pairs(m.weight.detach().float() + d.family.norm_offset)
         for m in (attention.q_norm, attention.k_norm)
     )
-    qkv = _join(q.outputs(in_pairs), k.outputs(in_pairs), v).kept(reading)
-    product = qkv.linear(reading)
+    qkv = _join(q.outputs(in_pairs), k.outputs(in_pairs), v).linear(reading)
     if len(q_norm) == d.head_dim:
         of_heads = [(q_norm * scale).expand(d.heads, -1), k_norm.expand(d.kv_heads, -1)]
-        return product, reading.keep(torch.cat(of_heads).contiguous()), qkv
+        return qkv, reading.keep(torch.cat(of_heads).contiguous())
     whole = reading.keep(q_norm * scale), reading.keep(k_norm)
 
     def normed_qkv(x: Tensor) -> Tensor:
-        queries, keys, values = product(x).split(sizes, dim=-1)
+        queries, keys, values = qkv(x).split(sizes, dim=-1)
         both = [rms_norm(t, w, d.eps).to(t.dtype) for t, w in zip((queries, keys), whole, strict=True)]
         return torch.cat([*both, values], dim=-1)
 
-    return normed_qkv, None, None
-
-
-def _one_input(gate: Matrix, up: Matrix, reading: _Reading) -> list[Matrix]:
-    """Return both, kept, with their adapters' first factors stacked into one that they share."""
-    bare = [replace(part, weight=part.weight[:, :0], bias=None) for part in (gate, up)]
-    of_both = _join(*bare).kept(reading).split([len(part.weight) for part in bare])
-    return [
-        replace(part.kept(reading), factors=half.factors)
-        for part, half in zip((gate, up), of_both, strict=True)
-    ]
-
-
-def takes_kernels(gated: Callable[..., Tensor], dtype: torch.dtype) -> bool:
-    """Whether Triton's kernels may compute whole layers: they take the norm after the product, for which float16 has no range."""
-    return dtype == torch.bfloat16 and gated.__name__ == "silu_gated"
+    return normed_qkv, None
 
 
 def _gated(activation: Callable[[Tensor], Tensor], device: torch.device) -> Callable[..., Tensor]:
@@ -451,19 +403,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps)
 
 
-def _join(*parts: Matrix) -> Matrix:
+def _join(*parts: _Matrix) -> _Matrix:
     biases = [part.bias for part in parts if part.bias is not None]
     bias = torch.cat(biases) if len(biases) == len(parts) else None
     weight = torch.cat([part.weight for part in parts])
     firsts = [first for part in parts for first, _ in part.factors]
     if not firsts:
-        return Matrix(weight, bias)
+        return _Matrix(weight, bias)
     seconds = [
         [second for _, second in part.factors] or [part.weight.new_empty(len(part.weight), 0)]
         for part in parts
     ]
     second = torch.block_diag(*(torch.cat(of_part, 1) for of_part in seconds))
-    return Matrix(weight, bias, ((torch.cat(firsts), second),))
+    return _Matrix(weight, bias, ((torch.cat(firsts), second),))
 
 
 def _in_pairs(tensor: Tensor, head_dim: int, turned: int) -> Tensor:
