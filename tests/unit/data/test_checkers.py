@@ -173,7 +173,7 @@ def test_rows_name_their_checker_and_files_hold_ones_own(
     graded = [grade(answer, "2", problem=problem.columns()) for answer in ("8", "7", "many")]
     assert [g.reason for g in graded] == ["checked", "different", "crashed"]
     for data, said in {
-        "even.jsonl,checker=own.py:half": "TypeError('it returned 0.5; expected True or False')",
+        "even.jsonl,checker=own.py:half": "TypeError: it returned 0.5; expected True or False",
         "even.jsonl,checker=own.py:evn": "has no function 'evn'. Did you mean 'even'?",
         "even.jsonl,checker=owm.py:even": "Did you mean 'own.py'?",
         "even.jsonl,checker=countdwn": "unknown checker 'countdwn'. Did you mean 'countdown'?",
