@@ -109,7 +109,7 @@ def test_a_trial_that_is_too_short_says_so(verb: Any, tmp_path: Path) -> None:
 def test_what_nothing_teaches_is_refused_with_the_figures(verb: Any, tmp_path: Path) -> None:
     name = write(tmp_path / "x.csv", [(f"Who was king in {n}?", f"king {n}") for n in range(40)])
     code, _, err = verb("new", name, "--model", "tiny", *TRIAL)
-    assert code == 2 and "this model cannot learn from this: after " in err and ": 0 of 128 right" in err
+    assert code == 2 and "this model cannot learn from this: after " in err and ": 0 of 64 right" in err
     assert "--teacher MODEL" in err and "--no-trial" in err
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"], "something was written"
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from algorist.runs.sample import Sampled
     from algorist.types import Group, Problem
 
-PROBLEMS, SAMPLES = 8, 4
+PROBLEMS, SAMPLES = 16, 2
 """Sampled with each form; with the best one as many more problems as the time allows."""
 WORTH = 0.05
 """Share of right completions from which more are sampled, to imitate them."""
@@ -99,12 +99,17 @@ class Trial:
 
         with bounded_memory(self._plan(Choice()).device):
             if self.sampled != "tiny":
-                drawn = max(filter(None, map(self._ask, FORMS)), key=lambda drawn: drawn.rank)
+                tried = [drawn for drawn in map(self._ask, FORMS) if drawn]
+                drawn = max(tried, key=lambda drawn: drawn.rank)
                 if self.teacher is None and drawn.needs_no_sft:
                     why = self._why("GRPO at once")
                     return Choice(drawn.form, why, temperature=TEMPERATURE)
                 if drawn.share >= WORTH:
                     return self._imitate(drawn)
+                if len(tried) < len(FORMS):
+                    raise self._too_short(
+                        f"after {len(tried)} of {len(FORMS)} forms: {'; '.join(self.lines)}"
+                    )
             return self._generated()
 
     # ---- the model's own right completions, or a teacher's
@@ -159,7 +164,7 @@ class Trial:
         self.display.say(f"SFT on generated problems, up to {most} steps, then sampling yours …")
         done = _teach(plan, policy, most, time.monotonic() + left / 2)
         drawn = _Drawn(TAUGHT, plan, sampler, policy)
-        drawn.draw(4 * PROBLEMS, self.ends, self.display)
+        drawn.draw(3 * PROBLEMS, self.ends, self.display)
         after = f"after {done} steps of SFT on generated problems: {drawn.text()}"
         if not drawn.groups or done < most / 5:
             raise self._too_short(f"after {done} of {most} steps of SFT")
