@@ -103,8 +103,7 @@ def test_a_reward_that_fails_on_what_the_model_writes_is_told_at_once(call: Cli,
     assert done.returncode == 0, done.stderr
     told = " ".join((done.stdout + done.stderr).split())
     assert (
-        "reward 'broken' failed on 16 of 16 completions (ValueError: my bug in mine.py:3); they get 0"
-        in told
+        "reward 'broken' failed on 16 of 16 completions (ValueError: my bug in mine.py:3); they get 0" in told
     )
     lines = [
         json.loads(x) for x in (tmp_path / "runs" / "smoke-cpu" / "metrics.jsonl").read_text().splitlines()

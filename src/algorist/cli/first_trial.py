@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from algorist.cli.first_recipe import FORMS, TAUGHT, TEMPERATURE, Choice
 from algorist.cli.terminal import TerminalDisplay
 from algorist.config.load import validate
-from algorist.errors import AlgoristError, DataError
+from algorist.errors import AlgoristError, DataError, EngineError
 from algorist.models.loaders import loadable_name
 
 if TYPE_CHECKING:
@@ -99,31 +99,39 @@ class Trial:
 
         with bounded_memory(self._plan(Choice()).device):
             if self.sampled != "tiny":
-                tried = [drawn for drawn in map(self._ask, FORMS) if drawn]
+                begun = [drawn for drawn in map(self._ask, FORMS) if drawn]
+                tried = [drawn for drawn in begun if drawn.groups]
+                if not tried:
+                    return self._generated()
                 drawn = max(tried, key=lambda drawn: drawn.rank)
                 if self.teacher is None and drawn.needs_no_sft:
                     why = self._why("GRPO at once")
                     return Choice(drawn.form, why, temperature=TEMPERATURE)
                 if drawn.share >= WORTH:
                     return self._imitate(drawn)
-                if len(tried) < len(FORMS):
+                if len(tried) < len(begun):
                     raise self._too_short(
-                        f"after {len(tried)} of {len(FORMS)} forms: {'; '.join(self.lines)}"
+                        f"after {len(tried)} of {len(begun)} forms: {'; '.join(self.lines)}"
                     )
             return self._generated()
 
     # ---- the model's own right completions, or a teacher's
 
     def _ask(self, form: str) -> _Drawn | None:
-        """Sample a few problems in a form; None where half of the time is over before they are finished."""
+        """Sample a few problems in a form, none where half of the time is over before; None where its prompts do not fit."""
         drawn = _Drawn(form, *self._ready(self._plan(Choice(form, temperature=TEMPERATURE))))
         self.display.say(f"{form}: sampling {PROBLEMS} problems × {SAMPLES}, {FORMS[form]} …")
-        drawn.draw(PROBLEMS, self.ends - 30 * self.minutes * bool(self.lines), self.display)
+        try:
+            drawn.draw(PROBLEMS, self.ends - 30 * self.minutes * bool(self.lines), self.display)
+        except EngineError as error:
+            self.lines.append(f"{form}: not tried, {error}")
+            self.display.say(f"  not tried: {error}")
+            return None
         if not drawn.groups and not self.lines:
             raise self._too_short(f"before {PROBLEMS} problems × {SAMPLES} completions were sampled")
         self.lines.append(f"{form}: {drawn.text()}")
         self.display.say(f"  {drawn.text()}")
-        return drawn if drawn.groups else None
+        return drawn
 
     def _imitate(self, drawn: _Drawn) -> Choice:
         from algorist.runs.sample import provenance
