@@ -340,7 +340,7 @@ def test_own_tools_run_in_a_process_that_can_be_ended(tmp_path: Path) -> None:
     assert [(t.reply, t.error) for t in turns] == [
         ("HELLO", ""),
         ("LookupError: no such word", "LookupError"),
-        ("TimeoutError", "TimeoutError"),
+        ("TimeoutError: it took longer than 0.5 s", "TimeoutError"),
         ("AGAIN", ""),
     ]
     with pytest.raises(ConfigError, match=r"has no function 'shut'.*Did you mean 'shout'"):
