@@ -143,8 +143,15 @@ def places(runs: Runs) -> dict[str, Path]:
     others = [row | {"answer": str(int(row["answer"]) + 1)} for row in rows]
     shifted.write_text("\n".join(map(json.dumps, others)) + "\n", encoding="utf-8")
     cut, earlier, twenty = (runs.folder / f"{name}.jsonl" for name in ("cut", "earlier", "twenty"))
+    names = ["Leonardo", "Katharina", "Benjamin", "Mirjam", "Stefano", "Oliver"]
     stories = [
-        row | {"question": f"What do you get, dear friend, if you add {row['question']}"[:42]} for row in rows
+        row
+        | {
+            "question": f"On this fine day an old friend of ours, {names[n % 6]}, asks: {row['question']}"[
+                :44
+            ]
+        }
+        for n, row in enumerate(rows)
     ]
     cut.write_text("\n".join(map(json.dumps, stories)) + "\n", encoding="utf-8")
     onward = [

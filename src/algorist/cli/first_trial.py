@@ -41,8 +41,9 @@ FEWEST = 8
 HOPELESS = 0.03
 """Share of right completions below which fewer than one group of 8 in four teaches."""
 STORIES = "{name: mixture, params: {seed: 1, parts: [{name: story_problems, params: {count: 1920, seed: 1, traps: true}}, {name: equations, params: {count: 1920, seed: 1}}]}}"
-WHAT = "imitate generated problems first: the form, and arithmetic"
 SUMS = "{name: arithmetic, params: {count: 8000, seed: 2}}"
+"""Generated problems: for a model that reads, and for one made from nothing."""
+WHAT = "imitate generated problems first: the form, and arithmetic"
 
 
 def at_hand(model: str) -> bool:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from algorist.declared import registered
-from algorist.diagnosis.demonstrations import ENOUGH_ROWS, cut_questions, earlier_answers, local_problems
+from algorist.diagnosis.demonstrations import (
+    ENOUGH_ROWS,
+    cut_questions,
+    earlier_answers,
+    local_problems,
+    other_endings,
+)
 from algorist.diagnosis.facts import share, window
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
 from algorist.diagnosis.signals import Moments, ends, middle, pooled, same_number, stop_strings, z_score
@@ -199,16 +205,12 @@ def _stated(problems: Sequence[Problem]) -> str | None:
 
 
 def _other_golds(problems: Sequence[Problem]) -> str | None:
-    finals = [
-        (p, last_number(p.solution)) for p in problems if p.solution and same_number(p.answer, p.answer)
-    ]
-    rows = [(problem, number) for problem, number in finals if number is not None]
-    other = [(problem, number) for problem, number in rows if not same_number(number, problem.answer)]
-    if len(rows) < ENOUGH_ROWS or len(other) < (1 - HARDLY_ANY) * len(rows):
+    count, other = other_endings(problems)
+    if count < ENOUGH_ROWS or len(other) < (1 - HARDLY_ANY) * count:
         return None
     problem, number = other[0]
     return (
-        f"{len(other)} of {len(rows)} worked solutions end in another number, such as {number} where the gold answer is "
+        f"{len(other)} of {count} worked solutions end in another number, such as {number} where the gold answer is "
         f"{one_line(problem.answer, 20)}"
     )
 

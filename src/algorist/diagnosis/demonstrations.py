@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
-from algorist.diagnosis.signals import same_number
+from algorist.diagnosis.signals import NUMBER, same_number
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
+from algorist_grader.extract import last_number
 
 ENOUGH_ROWS = 20
 """Problems that say enough."""
@@ -19,33 +19,44 @@ EARLIER = 0.2
 """Share of demonstrations that answer with an earlier number of their own solution; MATH's solutions do in 0.06."""
 PASSES, BY_HEART, UNSOLVED = 20.0, 0.98, 0.5
 """Passes over the demonstrations, accuracy of their tokens, and of held-out problems, that show what was learned by heart."""
-CUT, LONG = 0.2, 40
-"""Share of questions that end at one length without a sign, and the characters from which on that is no chance."""
-_NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
+CUT, LONG, ENDINGS = 0.2, 40, 5
+"""Share of questions that end at one length without a sign, characters from which on that is no chance, and last words that no template has."""
+
+
+def other_endings(problems: Sequence[Problem]) -> tuple[int, list[tuple[Problem, str]]]:
+    """Count the problems with a number as answer and one in their solution; return those whose solution ends in another, with that."""
+    finals = [
+        (p, last_number(p.solution)) for p in problems if p.solution and same_number(p.answer, p.answer)
+    ]
+    known = [(problem, number) for problem, number in finals if number is not None]
+    return len(known), [
+        (problem, number) for problem, number in known if not same_number(number, problem.answer)
+    ]
 
 
 def earlier_answers(demonstrations: Sequence[Problem]) -> str | None:
     """Count the demonstrations that answer with an earlier number of their solution than its last one; None where they are few."""
-    solved = [p for p in demonstrations if p.solution and same_number(p.answer, p.answer)]
-    earlier = []
-    for problem in solved:
-        *before, last = _NUMBER.findall(problem.solution or "") or [""]
-        if not same_number(last, problem.answer) and any(same_number(n, problem.answer) for n in before):
-            earlier.append((problem, last))
-    if len(solved) < ENOUGH_ROWS or len(earlier) < EARLIER * len(solved):
+    count, others = other_endings(demonstrations)
+    earlier = [
+        (problem, last)
+        for problem, last in others
+        if any(same_number(n, problem.answer) for n in NUMBER.findall(str(problem.solution).replace(",", "")))
+    ]
+    if count < ENOUGH_ROWS or len(earlier) < EARLIER * count:
         return None
     problem, last = earlier[0]
     return (
-        f"{len(earlier)} of {len(solved)} demonstrations answer with an earlier number of their solution, such as "
+        f"{len(earlier)} of {count} demonstrations answer with an earlier number of their solution, such as "
         f"{one_line(problem.answer, 20)} where it ends in {last}"
     )
 
 
 def cut_questions(problems: Sequence[Problem]) -> str | None:
-    """Count the questions that end at one length in the middle; None where they are few."""
+    """Count the questions that end at one length within a sentence, with words of all kinds; None where they are few."""
     longest = max((len(p.question) for p in problems), default=0)
-    cut = [p.question for p in problems if len(p.question) == longest and p.question[-1:].isalnum()]
-    if len(problems) < ENOUGH_ROWS or longest < LONG or len(cut) < CUT * len(problems):
+    cut = [p.question for p in problems if len(p.question) == longest and p.question[-1:].isalpha()]
+    few = len(problems) < ENOUGH_ROWS or len(cut) < CUT * len(problems)
+    if few or longest < LONG or len({question.split()[-1] for question in cut}) < ENDINGS:
         return None
     return f"{len(cut)} of {len(problems)} questions end in the middle after {longest} characters, such as: …{one_line(cut[0][-40:], 40)}"
 

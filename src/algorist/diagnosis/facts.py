@@ -200,8 +200,10 @@ def leaked(f: Facts) -> str | None:
         "FROM (SELECT question, question IN (SELECT question FROM rollouts) AS trained FROM samples)",
     )
     (row,) = rows
-    if row["leaked"] or not f["demonstrations"]:
-        return _leaked(row["leaked"], row["evaluated"], row["example"]) if row["leaked"] else None
+    if row["leaked"]:
+        return _leaked(row["leaked"], row["evaluated"], row["example"])
+    if not f["demonstrations"]:
+        return None
     evaluated = query(run, "SELECT DISTINCT question FROM samples")
     return leaked_text(f["demonstrations"], [Problem("", str(row["question"]), "") for row in evaluated])
 

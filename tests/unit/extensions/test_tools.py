@@ -99,6 +99,8 @@ def test_sums_are_those_of_python(expression: str) -> None:
         ("x = 4 - 1 ", "4 - 1"),
         ("the house: $80,000 + $50,000 ", "80,000 + $50,000"),
         ("9 x 60 ", "9 x 60"),
+        ("2.0x5 ", "2.0x5"),
+        ("0 x 5 ", "0 x 5"),
         ("a box 5 - 3 ", "5 - 3"),
         ("2 x ", None),
         ("0x10 ", None),
@@ -291,7 +293,7 @@ def test_equals_signs_of_a_plain_solution_are_filled_in() -> None:
     ],
 )
 def test_sums_as_people_write_them_are_calls(solution: str, worked: str) -> None:
-    """GSM8K's sums have currency signs and an x for times; without this 12 % of them were written twice."""
+    """GSM8K's sums have currency signs and an x for times; those were written twice."""
     assert EQUALS.worked(solution) == worked
     ((begin, end),) = EQUALS.replies(worked)
     call = EQUALS.find(worked[:begin])

@@ -107,10 +107,12 @@ def extract(text: str, *, last_number: bool = False) -> Extraction:
     return Extraction(None)
 
 
-def in_tags(text: str, reasoning: str, reasoned: str, start: str, end: str) -> Extraction:
+def in_tags(
+    text: str, reasoning_open: str, reasoning_close: str, answer_open: str, answer_close: str
+) -> Extraction:
     """Return the answer between its own tags, after the reasoning in its tags."""
-    rest = after_thinking(text.rpartition(reasoned)[2].partition(reasoning)[0])
-    return decided(answer_blocks(rest or "", start, end), start)
+    rest = after_thinking(text.rpartition(reasoning_close)[2].partition(reasoning_open)[0])
+    return decided(answer_blocks(rest or "", answer_open, answer_close), answer_open)
 
 
 def in_boxes(text: str) -> Extraction:

@@ -16,7 +16,10 @@ MOST_CHARACTERS, MOST_DIGITS, MOST_DEPTH = 200, 100, 20
 """Longest expression, longest number that is computed, deepest nesting of brackets and signs."""
 DECIMALS = 4
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
-_CURRENCY, _TIMES = re.compile(r"[$€£](?=\.?\d)"), re.compile(r"(?<=[\d)])(?<!\b0)\s*[xX]\s*(?=[-(\d.])")
+CURRENCIES = "$€£"
+_CURRENCY = re.compile(rf"[{CURRENCIES}](?=\.?\d)")
+_TIMES = re.compile(r"(?<=[\d)])(?:\s+|(?<!(?<![\d.])0))[xX]\s*(?=[-(\d.])")
+"""An ``x`` between numbers; ``0x10`` is one number, which no sum has."""
 _ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 _OTHER = re.compile(r"[^-+*/%()\d. ]", re.ASCII)
 
@@ -138,8 +141,8 @@ class Calculator:
             return Output(f"Error: {error}", "NotArithmetic")
 
 
-_TAIL = re.compile(r"[-+*/%^()×÷·−xX$€£\d.,\s]+\Z")
-_OPERATION = re.compile(r"[\d)]\s*(?:[-+*/%^×÷·−]|[xX]\s*[-(\d.$€£])")
+_TAIL = re.compile(rf"[-+*/%^()×÷·−xX{CURRENCIES}\d.,\s]+\Z")
+_OPERATION = re.compile(rf"[\d)]\s*(?:[-+*/%^×÷·−]|[xX]\s*[-(\d.{CURRENCIES}])")
 
 
 def last_sum(text: str) -> str | None:

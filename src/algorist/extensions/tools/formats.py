@@ -7,14 +7,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from algorist.extensions.toolbox.calculator import NotArithmetic, as_text, last_sum, plain, value_of
+from algorist.extensions.toolbox.calculator import (
+    CURRENCIES,
+    NotArithmetic,
+    as_text,
+    last_sum,
+    plain,
+    value_of,
+)
 
 FormatName = Literal["tags", "equals", "chat"]
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-_CURRENCY = "$€£"
-_EXPRESSION = rf"[-(]?[{_CURRENCY}]?[\d.(][-+*/×÷^()xX{_CURRENCY}\d., ]*"
-_SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?[{_CURRENCY}]?({_NUMBER})")
-_ANNOTATION = re.compile(rf"({_EXPRESSION}=[ ]*[{_CURRENCY}]?)?<<([^<>=]+)=([^<>]*)>>[ ]?({_NUMBER})?")
+_EXPRESSION = rf"[-(]?[{CURRENCIES}]?[\d.(][-+*/×÷^()xX{CURRENCIES}\d., ]*"
+_SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?[{CURRENCIES}]?({_NUMBER})")
+_ANNOTATION = re.compile(rf"({_EXPRESSION}=[ ]*[{CURRENCIES}]?)?<<([^<>=]+)=([^<>]*)>>[ ]?({_NUMBER})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class CallFormat:
         expression = expression.strip()
         try:
             value = as_text(value_of(expression))
-            if last_sum(expression) != expression.lstrip(_CURRENCY) or value != as_text(value_of(result)):
+            if last_sum(expression) != expression.lstrip(CURRENCIES) or value != as_text(value_of(result)):
                 return None
         except NotArithmetic:
             return None
