@@ -171,7 +171,9 @@ class Trial:
         plan, sampler, policy = self._ready(self._plan(Choice(sft=sft)))
         most, left = sft[2] // 4, self.ends - time.monotonic()
         self.display.say(f"SFT on generated problems, up to {most} steps, then sampling yours …")
-        done = _teach(plan, policy, most, time.monotonic() + left / 2)
+        shown = partial(self.display.progress, "sft", total=most)
+        done = _teach(plan, policy, most, time.monotonic() + left / 2, shown)
+        self.display.finished("sft")
         drawn = _Drawn(TAUGHT, plan, sampler, policy)
         drawn.draw(3 * PROBLEMS, self.ends, self.display)
         after = f"after {done} steps of SFT on generated problems: {drawn.text()}"
@@ -299,14 +301,15 @@ class _Drawn:
         return demonstrations(rows, problems, self.plan.form, Path(), per_problem=2)
 
 
-def _teach(plan: Plan, policy: Policy, most: int, until: float) -> int:
-    """Train the first steps of SFT on the policy, ``most`` or until a time; return how many."""
+def _teach(plan: Plan, policy: Policy, most: int, until: float, shown: Callable[[int], None]) -> int:
+    """Train the first steps of SFT on the policy, ``most`` or until a time, each one ``shown``; return how many."""
     from transformers import TrainerCallback
 
     from algorist.training.sft import demonstrations, make_sft_trainer
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            shown(state.global_step)
             control.should_training_stop = time.monotonic() > until or state.global_step >= most
 
     short = {"save_steps": 10**9, "logging_steps": 10**9}
