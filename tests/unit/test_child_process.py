@@ -20,7 +20,7 @@ import pytest
 
 from algorist.errors import ConfigError
 from algorist.rewards import build_rewards, user
-from algorist_grader import child_process
+from algorist_grader import child_process, system
 from algorist_grader.child_process import Child
 from algorist_grader.workers import Pool, stats
 
@@ -32,6 +32,10 @@ def prepare(*arguments):
         what = json.loads(request)
         if what == "pid":
             return os.getpid()
+        if what in ("print", "die"):
+            print("own print", flush=True)
+            if what == "die":
+                os._exit(7)
         if what == "large":
             return "x" * (20 * 2**20)
         if what == "lies":
@@ -77,6 +81,25 @@ def test_a_worker_says_nothing_of_its_own(child: Child) -> None:
     assert ask(child, "pid").value > 0
     child.close()
     assert "".join(said) == ""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_was_printed_before_an_answer_is_shown(
+    child: Child, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both have come before this process looks, as on a busy machine."""
+    wait = system.Pipes.wait
+
+    def late(pipes: system.Pipes, timeout_s: float) -> Any:
+        time.sleep(0.3)
+        return wait(pipes, timeout_s)
+
+    said: list[str] = []
+    child.show = said.append
+    child.start()
+    monkeypatch.setattr(system.Pipes, "wait", late)
+    assert ask(child, "die" if dies else "print").error == ("crashed" if dies else "")
+    assert "".join(said) == "own print\n"
 
 
 def reward(path: Path, source: str, timeout_s: float = 20.0) -> Any:

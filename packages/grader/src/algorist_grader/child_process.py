@@ -221,6 +221,7 @@ class Child:
             )
             left = max(0.0, timeout_s - spent)
             pieces = pipes.wait(0.0 if late else min(SLICE_S, left) or SLICE_S)
+            pieces.sort(key=lambda piece: piece[0] == "answer")  # what was printed came before it
             for name, part in pieces:
                 if name == "output":
                     self._pass_on(part)
