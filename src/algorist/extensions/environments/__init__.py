@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from algorist_grader.registry import add_module
 
-add_module(f"{__name__}.user", "reward")
+add_module(f"{__name__}.reward", "reward")

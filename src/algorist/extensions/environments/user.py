@@ -1,10 +1,9 @@
-"""The environments of a recipe: one class, or one for each value of the column ``environment``; what rollouts do with them; their reward."""
+"""The environments of a recipe: one class, or one for each value of the column ``environment``; what rollouts do with them."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -15,12 +14,12 @@ from typing import Any
 
 from algorist.errors import ConfigError, check_known
 from algorist.extensions.environments.process import MEMORY_MB
+from algorist.extensions.environments.reward import REWARD
 from algorist.extensions.toolbox.base import Output
 from algorist.prompts.base import PromptFormat
-from algorist.rewards.base import reward
 from algorist.rewards.trl_form import with_other_names
 from algorist.store.redact import secret_variables
-from algorist.types import Problem, Rollout, Turn
+from algorist.types import Problem, Turn
 from algorist_grader.child_process import START_S, Answer, Child
 from algorist_grader.user_code import find_file
 
@@ -29,8 +28,6 @@ SECONDS = 30.0
 """Most seconds of one call of an environment."""
 TRIED = 20
 """Problems whose ``reset`` is tried before a run."""
-REWARD = "get_reward"
-"""Source of the turn that holds what an environment paid."""
 
 
 @lru_cache(maxsize=64)
@@ -221,26 +218,3 @@ def _warn(target: str, method: str, answer: Answer) -> None:
     if _NAMED.setdefault((target, method, answer.kind), answer) is answer:
         text = "environment %s: %s failed: %s (shown once; tools/environment_failed_share counts them)"
         log.warning(text, target, method, answer.detail[:300])
-
-
-@reward("environment", low=-math.inf, high=math.inf, needs_gold=False, source="TRL 1.16, environment_factory")
-def environment(rollout: Rollout) -> float | None:
-    """``get_reward()`` of the rollout's own environment; nothing where the environment has none."""
-    turn = next((turn for turn in rollout.turns if turn.source == REWARD), None)
-    if turn is not None and turn.error:
-        raise RuntimeError(f"get_reward: {turn.reply}")
-    return None if turn is None else json.loads(turn.reply)
-
-
-def _probe(problems: Sequence[Problem], form: Any, *settings: Any) -> None:
-    """Refuse the reward where nothing would ever be paid (ConfigError)."""
-    environments = getattr(form.turns, "environments", None)
-    if not (environments and environments.pays):
-        lacking = "its environment has no get_reward" if environments else "the recipe has no environment"
-        raise ConfigError(
-            f"rewards names environment, which pays what get_reward of the environment returns, but {lacking}; write environment: "
-            "mine.py:Class (docs/tools.md says what it needs), or leave the reward out"
-        )
-
-
-environment.probe = _probe  # type: ignore[attr-defined]

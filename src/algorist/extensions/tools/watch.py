@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from algorist.errors import TrainingError
-from algorist.extensions.environments.user import REWARD
+from algorist.extensions.environments.reward import REWARD
 from algorist.extensions.tools.replies import REFUSED
 from algorist.types import ENVIRONMENT, Group, Rollout, Turn
 
