@@ -1,6 +1,6 @@
 """Published environments: 500 rewards of each against the original's own call, and a short training of the tiny model.
 
-    python benchmarks/environments.py --verifiers PYTHON --sources FOLDER [--texts 500] [--sft-steps 150] [--steps 40]
+    python benchmarks/environments.py --verifiers PYTHON --sources FOLDER [--texts 500] [--only NAME] [--sft-steps N] [--steps N]
 
 PYTHON has verifiers 0.4, ``datasets``, reasoning-gym and algorist-grader. FOLDER has TRL's ``grpo_2048.py`` (examples) and verifiers'
 tasksets ``reverse_text`` and ``gsm8k`` (environments), as they are published; their rows, which a hub would bring, are made here.
@@ -10,29 +10,32 @@ reasoning-gym takes part through both forms: as the taskset that ``algorist expo
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
+import math
 import os
 import random
+import resource
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import reasoning_gym
 
-from algorist.config import load_recipe
 from algorist.data import load_problems
 from algorist.data.base import Source
 from algorist.evaluation.benchmark_option import read_benchmarks
+from algorist.evaluation.estimators import Z95
 from algorist.extensions.environments.process import _seed
 from algorist.extensions.environments.user import Environments
 from algorist.extensions.verifiers import taskset
-from algorist.runs.pipeline import run_recipe
-from algorist.store.run_log import Quiet
-from algorist.store.write import read_metrics
+from algorist.store.read import query
 from algorist.types import Problem
 from algorist_grader.user_code import import_file
 
@@ -47,6 +50,20 @@ trace = lambda text: SimpleNamespace(last_reply=text, assistant_messages=[Simple
 print(json.dumps([sum(float(asyncio.run(hook(trace(text)))) for hook in tasks[n].hooks("reward")) for n, text in pairs]))
 """
 """Calls the reward functions of a taskset's tasks themselves, in verifiers' Python; all have the weight 1."""
+ENDS = 5
+"""The first and the last so many steps are compared."""
+
+
+class Size(NamedTuple):
+    """The size of a training: SFT teaches the form and leaves GRPO something to learn; the tiny model gets by heart after some hundred steps."""
+
+    sft_steps: int = 300
+    sft_batch: int = 8
+    steps: int = 80
+    batch: int = 128
+    tokens: int = 96
+
+
 RG = "reasoning_gym,params={generator: chain_sum, count: 150, config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}{% for c in m.tool_calls %}\n<tool_call>\n"
@@ -114,6 +131,7 @@ def of_2048(args: argparse.Namespace) -> tuple[int, float]:
         capture_output=True,
     )
     module: Any = import_file(Path("grpo_2048_environments.py"))
+    write_games(module, 100)
     rng = random.Random(0)
     problems = [Problem(f"{n}", "Play", "0") for n in range(args.texts)]
     calls = [
@@ -134,6 +152,21 @@ def of_2048(args: argparse.Namespace) -> tuple[int, float]:
         return float(module.reward_score([game])[0])
 
     return of_class("grpo_2048_environments.py:Game2048Env", problems, calls, original)
+
+
+def write_games(module: Any, count: int) -> None:
+    """Write demonstrations of four random moves each: what the model sees before each, and the move."""
+    random.seed(3)
+    rows, end, begin = [], "<|im_end|>\n<|im_start|>", "<|im_start|>assistant\n"
+    for number in range(count):
+        game = module.Game2048Env()
+        prompt = f"<|im_start|>user\nPlay {number}.{game.reset()}<|im_end|>\n{begin}"
+        for _ in range(4):
+            move = {"direction": random.choice(["up", "down", "left", "right"])}
+            call = f"<tool_call>{json.dumps({'name': 'move', 'arguments': move})}</tool_call>"
+            rows.append({"question": f"Play {number}.", "answer": "0", "prompt": prompt, "response": call})
+            prompt += f"{call}{end}tool\n{game.move(**move)}<|im_end|>\n{begin}"
+    Path("games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 GYM = '''
@@ -178,19 +211,59 @@ def of_gym(args: argparse.Namespace) -> tuple[int, float]:
     return of_class("gym.py:Gym", problems, calls, original)
 
 
-def train(args: argparse.Namespace, name: str, data: str, *more: str) -> tuple[float, float, float]:
-    """Train the tiny model; return the mean reward of the first and last five steps, and the minutes."""
-    began = time.monotonic()
+class Learned(NamedTuple):
+    """What a training showed: the mean reward of its first and last steps, what lies between them, and what it took."""
+
+    first: float
+    last: float
+    gain: float
+    half_width: float
+    core_minutes: float
+    minutes: float
+
+    def __str__(self) -> str:
+        low, high = self.gain - self.half_width, self.gain + self.half_width
+        return (
+            f"{self.first:.2f} | {self.last:.2f} | {self.gain:+.2f} [{low:+.2f}, {high:+.2f}] | {self.core_minutes:.1f} | "
+            f"{self.minutes:.1f}"
+        )
+
+
+def train(name: str, size: Size, data: str, *more: str) -> Learned:
+    """Train the tiny model as a command would; compare the groups of the first and of the last ``ENDS`` steps.
+
+    The completions of a group share a prompt, so that a group is one value of the interval (Welch, 95 %).
+    """
     overrides = [
         f"data={{train: {data}, sft: {data}, eval: {data}}}", f"run_name={name}", "output_dir=runs", "eval.enabled=false", "threads=1",
-        "device=cpu", "model.tiny={vocab_size: 420, hidden_size: 64, layers: 2}", "prompt.system_prompt=''",
-        f"sft={{max_steps: {args.sft_steps}, batch_size: 8, learning_rate: 0.01}}", "report_to=[]",
-        f"grpo={{max_steps: {args.steps}, group_size: 8, batch_size: 32, learning_rate: 0.001, max_completion_tokens: 96}}", *more,
+        "device=cpu", "model.tiny={vocab_size: 420, hidden_size: 64, layers: 2}", "prompt.system_prompt=''", "report_to=[]",
+        f"sft={{max_steps: {size.sft_steps}, batch_size: {size.sft_batch}, learning_rate: 0.01}}",
+        f"grpo={{max_steps: {size.steps}, group_size: 8, batch_size: {size.batch}, learning_rate: 0.001}}",
+        f"grpo.max_completion_tokens={size.tokens}", *more,
     ]  # fmt: skip
-    folder = run_recipe(load_recipe("smoke-cpu", overrides).recipe, display=Quiet()).folder.path
-    rewards = [row["reward"] for row in read_metrics(folder / "metrics.jsonl") if "reward" in row]
-    ends = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
-    return *ends, (time.monotonic() - began) / 60
+    began, used = time.monotonic(), _children_s()
+    subprocess.run(
+        [sys.executable, "-m", "algorist", "run", "smoke-cpu", *overrides], check=True, capture_output=True
+    )
+    took = (_children_s() - used) / 60, (time.monotonic() - began) / 60
+    sql = 'SELECT step, "group", avg(reward) AS mean FROM rollouts WHERE stage = \'grpo\' GROUP BY step, "group" ORDER BY ALL'
+    groups = query(Path("runs") / name, sql)
+    steps = sorted({row["step"] for row in groups})
+    first, last = (
+        [row["mean"] for row in groups if row["step"] in ends] for ends in (steps[:ENDS], steps[-ENDS:])
+    )
+    error = math.sqrt(sum(statistics.variance(means) / len(means) for means in (first, last)))
+    gain = statistics.mean(last) - statistics.mean(first)
+    return Learned(statistics.mean(first), statistics.mean(last), gain, Z95 * error, *took)
+
+
+def _children_s() -> float:
+    """Return the processor seconds of all children that ended, and of theirs that they left (``main`` asks for those)."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -202,23 +275,23 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=500)
     parser.add_argument("--only", default="", help="a part of the names of those that take part")
-    parser.add_argument("--sft-steps", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--sft-steps", type=int, help="instead of each environment's own")
+    parser.add_argument("--steps", type=int, help="of GRPO, instead of each environment's own")
     parser.add_argument("--out", type=Path, default=Path("runs/environments"))
     args = parser.parse_args()
     args.sources, args.verifiers = args.sources.resolve(), str(Path(args.verifiers).absolute())
     args.out.mkdir(parents=True, exist_ok=True)
     os.chdir(args.out)
+    ctypes.CDLL(None).prctl(
+        36, 1, 0, 0, 0
+    )  # PR_SET_CHILD_SUBREAPER: Linux; elsewhere core minutes are too few
     rng = random.Random(2)
     words = ["".join(rng.choices("abc", k=3)) for _ in range(200)]
     sums = [(rng.randint(0, 5), rng.randint(0, 5)) for _ in range(200)]
     for file, rows in {
         "reverse/train.jsonl": [{"prompt": word} for word in words],
         "openai/gsm8k/main/test.jsonl": [{"question": f"{a} + {b}?", "answer": f"#### {a + b}"} for a, b in sums],
-        "moves.jsonl": [
-            {"question": f"Play {n}.", "answer": "0", "solution": "<tool_call>" + json.dumps({"name": "move", "arguments": {"direction": d}}) + "</tool_call>"}
-            for n in range(20) for d in ("up", "down", "left", "right")
-        ],
+        "play.jsonl": [{"question": f"Play {n}.", "answer": "0"} for n in range(200)],
     }.items():  # fmt: skip
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -249,16 +322,17 @@ def main() -> None:
     tags = "prompt.tags={answer_open: <reversed_text>, answer_close: </reversed_text>}"
     chat, gym = "model.chat_template=chat.jinja", Path("gym").resolve()
     paid = "rewards=[environment]"
-    cases: list[tuple[str, Callable[[], tuple[int, float]], tuple[str, ...]]] = [
-        ("verifiers: reverse_text", lambda: of_taskset(args, args.sources, "reverse_text", reverse, "<reversed_text>{}</reversed_text>"),
+    cases: list[tuple[str, Size, Callable[[], tuple[int, float]], tuple[str, ...]]] = [
+        ("verifiers: reverse_text", Size(), lambda: of_taskset(args, args.sources, "reverse_text", reverse, "<reversed_text>{}</reversed_text>"),
          (of_verifiers("reverse_text", args.sources, reverse), "rewards=[verifiers]", tags)),
-        ("verifiers: gsm8k", lambda: of_taskset(args, args.sources, "gsm8k", {}, "\\boxed{{}}"),
+        ("verifiers: gsm8k", Size(), lambda: of_taskset(args, args.sources, "gsm8k", {}, "\\boxed{{}}"),
          (of_verifiers("gsm8k", args.sources, {}), "rewards=[verifiers]", "prompt.format=boxed")),
-        ("TRL: grpo_2048", lambda: of_2048(args),
-         ("{name: local, path: moves.jsonl}", paid, chat, "environment=grpo_2048_environments.py:Game2048Env", "grpo.max_completion_tokens=192")),
-        ("reasoning-gym, verifiers' form", lambda: of_taskset(args, gym, "gym", {}, "\\boxed{{}}"),
+        ("TRL: grpo_2048", Size(70, 16, 60, 64, 512), lambda: of_2048(args),
+         ("{name: local, path: play.jsonl}", paid, chat, "environment=grpo_2048_environments.py:Game2048Env",
+          "data.sft.path=games.jsonl", "sft.source=prompt_response")),
+        ("reasoning-gym, verifiers' form", Size(500, 16), lambda: of_taskset(args, gym, "gym", {}, "\\boxed{{}}"),
          (of_verifiers("gym", gym, {}), "rewards=[verifiers]", "prompt.format=boxed")),
-        ("reasoning-gym, TRL's form", lambda: of_gym(args),
+        ("reasoning-gym, TRL's form", Size(500, 16), lambda: of_gym(args),
          ("{name: local, path: answers.jsonl}", paid, chat, "environment=gym.py:Gym")),
     ]  # fmt: skip
     lines = [json.loads(line) for line in (gym / "gym/problems.jsonl").read_text().splitlines()]
@@ -270,15 +344,16 @@ def main() -> None:
         )
     )
     print(
-        "| environment | equal | mean | reward, first 5 steps | last 5 | minutes |\n|---|---|---|---|---|---|"
+        f"| environment | equal | mean | reward, first {ENDS} steps | last {ENDS} | gain | core minutes | minutes |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
-    for number, (name, compare, (data, *more)) in enumerate(case for case in cases if args.only in case[0]):
+    for number, (name, size, compare, (data, *more)) in enumerate(cases):
+        if args.only not in name:
+            continue
         equal, mean = compare()
-        first, last, minutes = train(args, f"e{number}-{int(time.time())}", data, *more)
-        print(
-            f"| {name} | {equal}/{args.texts} | {mean:.2f} | {first:.2f} | {last:.2f} | {minutes:.1f} |",
-            flush=True,
-        )
+        size = size._replace(sft_steps=args.sft_steps or size.sft_steps, steps=args.steps or size.steps)
+        learned = train(f"e{number}-{int(time.time())}", size, data, *more)
+        print(f"| {name} | {equal}/{args.texts} | {mean:.2f} | {learned} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -168,3 +168,16 @@ def test_a_taskset_trains_a_tiny_model(folder: Path, tmp_path: Path) -> None:
     ).folder.path  # fmt: skip
     rows = query(path, "SELECT completion, reward FROM rollouts")
     assert len(rows) == 16 and all(0 < row["reward"] <= 1.5 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_python_that_is_made_says_so_before_the_minutes_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here no package comes: the words are there nevertheless, and what pip says."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(DataError, match=r"cannot be installed into .*verifiers"):
+        taskset.verifiers(Source(params={"taskset": "any", "install": True}))
+    assert f"making {tmp_path}/algorist/verifiers, a Python with verifiers>=0.4" in capsys.readouterr().err

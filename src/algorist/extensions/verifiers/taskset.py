@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
@@ -61,10 +62,8 @@ def verifiers(source: Source) -> list[Problem]:
     for place, row in list(enumerate(_ask(made)))[params.skip :]:
         answer, name = row["answer"], f"{row['key'][:12]}-{place}"
         extra, decides = {"verifiers": [*made, place]}, "" if answer else "verifiers"
-        entry = Problem(
-            name, row["question"], answer or NO_ANSWER, answer, params.taskset, "", extra, decides
-        )
-        problems.append(entry)
+        parts = name, row["question"], answer or NO_ANSWER, answer, params.taskset, "", extra, decides
+        problems.append(Problem(*parts))
     return problems
 
 
@@ -129,7 +128,7 @@ def _python(params: Params) -> str:
             "data.….params.install=true; or name yours, with verifiers 0.4 and the taskset: data.….params.python=FILE"
         )
     began = time.monotonic()
-    log.warning("making %s, a Python with %s: about 500 MB, a minute or more …", home, INSTALLED)
+    print(f"making {home}, a Python with {INSTALLED}: 500 MB, minutes …", file=sys.stderr, flush=True)
     venv.create(home, with_pip=True, clear=True)
     done = run([path, "-m", "pip", "install", "-q", INSTALLED], capture_output=True, text=True)
     if done.returncode:
