@@ -1,4 +1,4 @@
-"""What an environment paid, as a reward: a module of its own, so that a recipe without environments imports nothing else of them."""
+"""The pay of an environment as a reward: a module of its own, so that a recipe without environments imports nothing else of them."""
 
 from __future__ import annotations
 
