@@ -136,8 +136,8 @@ ROWS = {
     "MATH/sft_correct.jsonl": 1408,
 }
 """Rows of datasets that are not shipped. GSM8K and MATH: counted (baselines/grading.json, tests/unit/data/test_load.py).
-NuminaMath-TIR: S4.26. OpenMathReasoning-mini: what is left of it after the filters, 118 steps in 2 epochs (S1.23).
-Files of one's own (with a slash): the rows of the original's file (S3.13)."""
+OpenMathReasoning-mini: what is left of it after the filters, 118 steps in 2 epochs.
+Files of one's own (with a slash): the rows of the original's file."""
 
 
 @dataclass(frozen=True)

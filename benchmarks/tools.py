@@ -30,7 +30,7 @@ from algorist.config.section import ModelSection
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import on_common_problems, paired_metrics
 from algorist.evaluation.estimators import paired_difference
-from algorist.extensions.toolbox.base import TOOLS, Limits, Tool
+from algorist.extensions.toolbox.base import TOOLS, Tool, ToolLimits
 from algorist.models.load import make_policy
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
@@ -90,7 +90,7 @@ def calls(count: int) -> None:
         ],
     }
     for name, texts in requests.items():
-        limits = Limits()
+        limits = ToolLimits()
         called = TOOLS.get(name)(limits)
         called.check()
 

@@ -140,7 +140,7 @@ def test_a_wrong_row_would_be_seen() -> None:
             parse(words)
 
 
-# S3.11: file -> limit, epochs, batch, accumulation, steps between validations.
+# file -> limit, epochs, batch, accumulation, steps between validations.
 UNIQUE = {
     "unique_128": (128, 20, 16, 8, 4),
     "unique_256": (256, 20, 32, 4, 8),

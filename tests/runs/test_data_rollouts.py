@@ -37,7 +37,7 @@ def r1_zero(question: str, response: str, gold: str) -> dict[str, str]:
     return {"prompt": prompt, "response": response, "ground_truth": gold}
 
 
-# --- demonstrations whose answer is right (S3.19)
+# --- demonstrations whose answer is right
 
 
 def test_only_right_demonstrations_are_kept_and_the_others_counted(

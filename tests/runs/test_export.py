@@ -13,7 +13,6 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from algorist.cli.run_command import tracking_and_hub
 from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
@@ -151,21 +150,12 @@ def test_a_card_without_a_run_says_what_the_files_say(run: Path) -> None:
     assert card.startswith("---\n") and 'from_pretrained("me/x")' in card and "## Recipe" not in card
 
 
-def smoke_with(*overrides: str, **options: Any) -> Recipe:
-    added = tracking_and_hub("smoke-cpu", list(overrides), **options)
-    return load_recipe("smoke-cpu", [*overrides, *added]).recipe
-
-
-def test_flags_become_settings() -> None:
-    found = smoke_with("report_to=tensorboard", wandb_project="p", wandb_entity="team", push_to_hub=True)
-    assert (found.tracking.project, found.tracking.entity) == ("p", "team")
-    assert found.report_to == ["tensorboard", "wandb"] and found.hub.push
-    found = smoke_with("report_to=[wandb, mlflow]", no_wandb=True, hub_model_id="me/x")
-    assert found.report_to == ["mlflow"]
-    assert (found.hub.push, found.hub.model_id, found.hub.private) == (True, "me/x", True)
-    assert not smoke_with().hub.push
+def test_a_repository_alone_turns_the_upload_on() -> None:
+    hub = load_recipe("smoke-cpu", ["hub.model_id=me/x"]).recipe.hub
+    assert (hub.push, hub.model_id, hub.private) == (True, "me/x", True)
+    assert not load_recipe("smoke-cpu").recipe.hub.push
     with pytest.raises(ConfigError, match="expected owner/name"):
-        smoke_with(hub_model_id="a/b/c")
+        load_recipe("smoke-cpu", ["hub.model_id=a/b/c"])
 
 
 @pytest.mark.parametrize("key", ["token", "hub_token"])

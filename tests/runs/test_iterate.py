@@ -235,4 +235,4 @@ def test_the_recipe_of_a_round(place: Path, tmp_path: Path) -> None:
         assert own.sft.enabled and not own.grpo.enabled and own.data.train == given.data.train
         assert (own.sft.epochs, own.sft.max_steps) == (2.0, None)
         assert own.data.sft is not None and own.data.sft.params == {"run": str(tmp_path / str(own.run_name))}
-    assert Drawing() == Drawing(samples=8, questions=1024, epochs=2.0)  # S3.37
+    assert Drawing() == Drawing(samples=8, questions=1024, epochs=2.0)

@@ -1,4 +1,4 @@
-"""Without math-verify the matcher ``latex_verify`` decides by algorist's own rules: one warning, honest reasons, no run broken (S4.16)."""
+"""Without math-verify the matcher ``latex_verify`` decides by algorist's own rules: one warning, honest reasons, no run broken."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from algorist.cli.first_recipe import Hardware, billions, default_model
+from algorist.cli.first_recipe import Machine, billions, default_model
 from algorist.config import load_recipe
 from algorist.data import load_problems
 
@@ -167,9 +167,9 @@ def test_questions_on_a_terminal(tmp_path: Path) -> None:
 
 def test_models_and_adapters_follow_the_memory(verb: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    chosen = [default_model(Hardware(gb, True)) for gb in (4, 8, 24)]
+    chosen = [default_model(Machine(gb, True)) for gb in (4, 8, 24)]
     assert chosen == ["smollm2", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"]
-    assert [default_model(Hardware(gb, False)) for gb in (4, 16)] == ["tiny", "smollm2"]
+    assert [default_model(Machine(gb, False)) for gb in (4, 16)] == ["tiny", "smollm2"]
     assert [billions(m) for m in ("Qwen/Qwen2.5-0.5B-Instruct", "HuggingFaceTB/SmolLM2-135M", "own/model")] == [0.5, 0.135, None]  # fmt: skip
     name = write(tmp_path / "sums.csv", ROWS)
     for number, (model, gb, lora, bits) in enumerate(

@@ -201,7 +201,7 @@ def test_r1_zero_on_numina(tmp_path: Path, shared_data: Path, caplog: pytest.Log
     check_grpo(run, steps=2, completions=4)
     assert len(run.train) == 8 and len(run.held_out) == 3
     logged = [json.loads(line) for line in (run.folder.path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in logged if row["stage"] == "grpo" and "loss" in row] == [1, 2]  # S4.6
+    assert [row["step"] for row in logged if row["stage"] == "grpo" and "loss" in row] == [1, 2]
     assert "1 of 9 rows are left out" in caplog.text
 
 

@@ -128,6 +128,11 @@ def test_commands_are_shown_as_they_can_be_typed(tmp_path: Path, path: str, type
     ("words", "ours"),
     [
         (("run", "quickstart", "--use-wandb"), "without dashes. Here it is report_to=[wandb]."),
+        (
+            ("run", "quickstart", "--wandb-project", "a"),
+            "Here it is report_to=[wandb] tracking.project=NAME.",
+        ),
+        (("run", "quickstart", "--push-to-hub"), "Here it is hub.push=true."),
         (("run", "quickstart", "--hub-private"), "Here it is hub.private=true."),
         (("run", "quickstart", "--hub-token", "a"), "Here it is the variable HF_TOKEN, or hf auth login."),
         (("run", "quickstart", "--wandb-tags", "a"), "Here it is tracking.tags=[TAG]."),

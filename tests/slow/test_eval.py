@@ -161,7 +161,7 @@ def test_wrong_words_are_refused_before_the_model_is_loaded(run: Path) -> None:
 
 
 def test_evaluations_during_training_are_told(run: Path) -> None:
-    """S1.49, S1.50: the numbers in the log and in metrics.jsonl, the trend at the end."""
+    """The numbers in the log and in metrics.jsonl, the trend at the end."""
     log = (run / "training.log").read_text(encoding="utf-8")
     for name in ("sft", "grpo-step-1", "grpo-step-2", "grpo-step-3", "grpo"):
         line = next(line for line in log.splitlines() if f"eval {name}: accuracy" in line)

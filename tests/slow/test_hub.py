@@ -54,7 +54,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HubServer, s
     """A run that uploads its checkpoints and its model; the server stays up for the tests below."""
     folder, hub = tmp_path_factory.mktemp("pushed"), HubServer()
     hub.start()
-    done = calls(folder, hub)("run", "smoke-cpu", "--hub-model-id", NAME, "hub.strategy=checkpoint")
+    done = calls(folder, hub)("run", "smoke-cpu", f"hub.model_id={NAME}", "hub.strategy=checkpoint")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "runs" / "smoke-cpu", hub, done.stdout
 
@@ -70,7 +70,7 @@ def test_the_model_is_there_private_with_a_message(pushed: tuple[Path, HubServer
             assert repository.files[path.name] == path.read_bytes(), path.name
     root = {name for name in repository.files if "/" not in name}
     assert root == {p.name for p in (run / "grpo" / "final").iterdir()} | {"README.md", "trainer_state.json"}
-    assert root > {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json"}  # S0.49
+    assert root > {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json"}
     for path in (run / "grpo" / "checkpoint-2").iterdir():
         assert repository.files[f"last-checkpoint/{path.name}"] == path.read_bytes(), path.name
     assert not list(run.glob(".upload-*"))
@@ -159,7 +159,7 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     monkeypatch.setenv(OWN, "1")
     hub.stop()
     own = ("hub.private=false", "hub.revision=trial", "hub.commit_message=Trial 7")
-    done = cli("run", "smoke-cpu", "--only", "sft", "run_name=alone", "--hub-model-id", NAME, *own)
+    done = cli("run", "smoke-cpu", "--only", "sft", "run_name=alone", f"hub.model_id={NAME}", *own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/alone/eval/sft.json").is_file()
     later = f"algorist export runs/alone --push-to-hub {NAME}"
@@ -193,13 +193,13 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
 def test_offline_and_a_missing_token_are_told_before_training(
     hub: HubServer, cli: Call, tmp_path: Path
 ) -> None:
-    refused = cli("run", "smoke-cpu", "--only", "sft", "--push-to-hub", HF_TOKEN="")
+    refused = cli("run", "smoke-cpu", "--only", "sft", "hub.push=true", HF_TOKEN="")
     assert refused.returncode == 2 and "hf auth login" in refused.stderr
     assert not (tmp_path / "runs").exists()
     token = cli("run", "smoke-cpu", "--only", "sft", f"hub.token={hub.token}")
     assert token.returncode == 2 and "HF_TOKEN" in token.stderr and hub.token not in token.stderr
     small = ("eval.enabled=false", "sft.max_steps=1")
-    done = cli("run", "smoke-cpu", "--only", "sft", "--push-to-hub", *small, HF_HUB_OFFLINE="1")
+    done = cli("run", "smoke-cpu", "--only", "sft", "hub.push=true", *small, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("HF_HUB_OFFLINE is set") == 2
     assert "algorist export runs/smoke-cpu --push-to-hub smoke-cpu" in done.stdout

@@ -1,4 +1,4 @@
-"""uv reads pyproject.toml: it resolves every extra, installs, and runs the command and a test (S2.1, S3.3, S4.36)."""
+"""uv reads pyproject.toml: it resolves every extra, installs, and runs the command and a test."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_format_for_grpo_adds_columns_and_keeps_the_originals() -> None:
     (row,) = algorist.format_for_grpo(rows)
     assert row["prompt"] == algorist.build_chat_prompt("2 + 2?")
     assert row["reference_solution"] == "Two and two.\n#### $1,004\nmore"
-    assert row["reference_answer"] == "$1,004"  # S0.25: as it stands
+    assert row["reference_answer"] == "$1,004"  # as it stands
     assert (row["question"], row["note"]) == (" 2 + 2? ", "n")
     with pytest.raises(DataError, match="no column 'answer'"):
         algorist.format_for_grpo(rows.remove_columns("answer"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from algorist.config.schema import Recipe
@@ -90,6 +90,21 @@ def test_forbidden_names_and_phrases_only_become_less() -> None:
         lines[room] += phrases(path)
     assert by_room(names)[0] == {} and by_room(names)[1] <= CEILING, names
     assert by_room(lines)[0] == {} and by_room(lines)[1] <= MOST_PHRASES, lines
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    files = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                files[node.name].append(path.name)
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+
+
+def test_nothing_cites_a_specification_that_is_not_here() -> None:
+    item = re.compile(r"\bS[0-9]\.[0-9]")
+    files = [*FILES, *TESTS.rglob("*.py"), *(SOURCE / "recipes").glob("*.yaml")]
+    assert [path.name for path in files if item.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_files_classes_and_functions_that_comments_name_exist() -> None:

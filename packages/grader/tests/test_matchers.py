@@ -75,7 +75,7 @@ def test_what_may_be_a_decimal_comma_is_right_in_its_own_order_only(
     [
         ("\\dfrac{1}{2}", "\\frac{1}{2}", True),
         ("0.5", "\\frac{1}{2}", True),
-        ("\\frac{2}{4}", "\\frac{1}{2}", False),  # unreduced (S3.31)
+        ("\\frac{2}{4}", "\\frac{1}{2}", False),  # unreduced
         ("2/4", "1/2", False),
         ("x=5", "5", True),
         ("5 \\text{ cm}", "5", True),

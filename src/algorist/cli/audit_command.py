@@ -11,7 +11,7 @@ from algorist.cli.terminal import Line, Result, View, table
 from algorist.store.safe_text import printable
 
 if TYPE_CHECKING:
-    from algorist.preflight.reward_audit import Audit, Finding
+    from algorist.preflight.reward_audit import Audit, AuditFinding
 
 
 class Audited(Result):
@@ -110,7 +110,7 @@ def _audited(made: Audit) -> Audited:
     return Audited(made.problems, paid, [_row(finding) for finding in made.findings])
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: AuditFinding) -> dict[str, Any]:
     share = finding.share
     return {
         **{key: getattr(finding, key) for key in ("reward", "level", "name", "text", "advice", "example")},

@@ -14,7 +14,7 @@ import typer
 
 from algorist.cli.arguments import Overrides, find_model, read_pairs, read_recipe
 from algorist.cli.session import import_quietly
-from algorist.cli.terminal import Line, Result, Rows, TerminalDisplay, View, verb
+from algorist.cli.terminal import Line, Result, TableResult, TerminalDisplay, View, verb
 from algorist.store.safe_text import json_text, one_line
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Column = Annotated[
 
 
 @verb(app, "list")
-def list_datasets() -> Rows:
+def list_datasets() -> TableResult:
     """List the adapters. Next: algorist data show NAME.
 
     Example: algorist data list
@@ -46,7 +46,9 @@ def list_datasets() -> Rows:
     from algorist.data import DATASETS
 
     first = {name: (DATASETS.get(name).__doc__ or "").strip().partition("\n")[0] for name in DATASETS}
-    return Rows([{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()])
+    return TableResult(
+        [{"dataset": name, "what it is": text.replace("``", "")} for name, text in first.items()]
+    )
 
 
 class Shown(Result):
@@ -223,7 +225,7 @@ def rate(
     return Rated(str(path), len(entries), samples, dict(sorted(right.items())), again)
 
 
-class Sampled(Result):
+class SampledResult(Result):
     """Completions drawn and demonstrations written."""
 
     path: Annotated[str, "the dataset"]
@@ -255,7 +257,7 @@ def sample(
     samples: Annotated[int, typer.Option(min=1)] = 8,
     per_problem: Annotated[int | None, typer.Option(min=1)] = None,
     model: str | None = None,
-) -> Sampled:
+) -> SampledResult:
     """Sample a model's own completions, or a teacher's, and write the right ones as a dataset for SFT.
 
     Args:
@@ -286,7 +288,7 @@ def sample(
         )
     finally:
         display.close()
-    return Sampled(**asdict(done), provenance=str(provenance_of(out)), recipe=recipe)
+    return SampledResult(**asdict(done), provenance=str(provenance_of(out)), recipe=recipe)
 
 
 OVERLAPS = {

@@ -47,7 +47,7 @@ TEMPERATURE = 0.6
 
 
 @dataclass(frozen=True)
-class Choice:
+class Route:
     """A way in which a recipe learns.
 
     Attributes:
@@ -66,7 +66,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Machine:
     """Hardware of the run."""
 
     memory_gb: float
@@ -76,20 +76,20 @@ class Hardware:
         return f"{self.memory_gb:.0f} GB of {'GPU memory' if self.gpu else 'memory, no GPU'}"
 
 
-def this_machine() -> Hardware:
+def this_machine() -> Machine:
     """Return the memory of the first NVIDIA GPU, else of the machine; torch is not loaded."""
     if shutil.which("nvidia-smi"):
         command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         sizes = re.findall(r"^\d+", shown.stdout, re.MULTILINE)
         if sizes:
-            return Hardware(int(sizes[0]) / 1024, True)
+            return Machine(int(sizes[0]) / 1024, True)
     import psutil
 
-    return Hardware(psutil.virtual_memory().total / 1e9, False)
+    return Machine(psutil.virtual_memory().total / 1e9, False)
 
 
-def default_model(hardware: Hardware) -> str:
+def default_model(hardware: Machine) -> str:
     """Return a model for the memory; ``tiny`` where nothing can be downloaded and none is installed."""
     models = GPU_MODELS if hardware.gpu else CPU_MODELS
     name = next(model for least, model in models if hardware.memory_gb >= least)
@@ -111,7 +111,7 @@ def billions(model: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RecipeSizes:
     """Numbers of a first recipe."""
 
     model: dict[str, Any]
@@ -127,7 +127,7 @@ class Sizes:
     """Tokens of one forward and backward, where the memory decides."""
 
 
-def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
+def sizes_for(file: DataFile, model: str, hardware: Machine) -> RecipeSizes:
     """Return sizes for a model on a machine: those of the shipped recipes for such a model."""
     train = int(len(file.problems) * share_of(file))
     questions = max(len(p.question.encode()) for p in file.problems)
@@ -137,7 +137,7 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
         shape = {"vocab_size": 700, "hidden_size": 96, "layers": 3}
         shape |= {"max_position_embeddings": room} if room > 512 else {}
         why = "0.4 M weights from nothing: shows that all fits"
-        return Sizes({"name": "tiny", "tiny": shape}, why, 3e-3, 3e-4, 120, min(16, train), tokens, 250)
+        return RecipeSizes({"name": "tiny", "tiny": shape}, why, 3e-3, 3e-4, 120, min(16, train), tokens, 250)
     size, memory = billions(model), hardware.memory_gb
     whole = size is not None and TRAINED_GB * size + ROOM_GB <= memory
     section: dict[str, Any] = {"name": model}
@@ -153,7 +153,9 @@ def sizes_for(file: DataFile, model: str, hardware: Hardware) -> Sizes:
     tokens = _tokens(file, 2.5, 512 if hardware.gpu else 256, 1024 if hardware.gpu else 256)
     limit = 500 if hardware.gpu else 100
     part = None if hardware.gpu or size is None else _part(size, memory, whole=whole)
-    return Sizes(section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit, part)
+    return RecipeSizes(
+        section, f"{why} ({hardware})", *rates, steps, min(problems, train), tokens, limit, part
+    )
 
 
 def _part(size: float, memory: float, *, whole: bool) -> int:
@@ -178,17 +180,17 @@ def share_of(file: DataFile) -> float:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """The files of a first recipe, and how many problems it trains on and measures with."""
 
     files: list[Path]
     train: int
     held_out: int
-    choice: Choice
+    choice: Route
 
 
 def recipe_text(
-    file: DataFile, name: str, model: str, hardware: Hardware, choice: Choice
+    file: DataFile, name: str, model: str, hardware: Machine, choice: Route
 ) -> tuple[str, int, int]:
     """Return the recipe as YAML with comments, and how many problems it trains on and holds out.
 
@@ -281,7 +283,7 @@ def recipe_text(
     return text, len(load_problems(recipe.data.train)), held_out
 
 
-def _model_lines(model: str, sizes: Sizes) -> list[str]:
+def _model_lines(model: str, sizes: RecipeSizes) -> list[str]:
     section = f"model: {_flow(sizes.model)}"
     if model == "tiny":  # more threads than one only wait for each other
         return ["threads: 1", _comment(section, sizes.why_model)]
@@ -317,9 +319,9 @@ def write_files(
     file: DataFile,
     name: str,
     model: str,
-    hardware: Hardware,
-    choose: Callable[[Callable[[Choice], dict[str, Any]]], Choice],
-) -> Written:
+    hardware: Machine,
+    choose: Callable[[Callable[[Route], dict[str, Any]]], Route],
+) -> WrittenFiles:
     """Write ``NAME.yaml``, ``NAME_reward.py``, ``test_NAME_reward.py`` and what SFT imitates into this folder.
 
     Args:
@@ -358,7 +360,7 @@ def write_files(
     }
     for_choice = partial(recipe_text, file, name, model, hardware)
 
-    def recipe_of(choice: Choice) -> dict[str, Any]:
+    def recipe_of(choice: Route) -> dict[str, Any]:
         return read_yaml(for_choice(choice)[0], f"{name}.yaml")
 
     choice = choose(recipe_of)
@@ -371,4 +373,4 @@ def write_files(
     ]
     for target, text in [*zip(targets, texts, strict=True), *zip(more, choice.texts, strict=False)]:
         target.write_text(text, encoding="utf-8")
-    return Written(targets, train, held_out, choice)
+    return WrittenFiles(targets, train, held_out, choice)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from algorist.cli.first_recipe import FORMS, TAUGHT, TEMPERATURE, Choice
+from algorist.cli.first_recipe import FORMS, TAUGHT, TEMPERATURE, Route
 from algorist.cli.terminal import TerminalDisplay
 from algorist.config.load import validate
 from algorist.errors import AlgoristError, DataError, EngineError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from algorist.models.load import Policy
     from algorist.preflight.completions import Sampler
     from algorist.runs.plan import Plan
-    from algorist.runs.sample import Sampled
+    from algorist.runs.sample import SampleCounts
     from algorist.types import Group, Problem
 
 PROBLEMS, SAMPLES = 16, 2
@@ -73,13 +73,13 @@ class Trial:
 
     def __init__(
         self,
-        recipe: Callable[[Choice], dict[str, Any]],
+        recipe: Callable[[Route], dict[str, Any]],
         teacher: str | None,
         minutes: float,
         display: TerminalDisplay,
     ) -> None:
         self.recipe, self.teacher, self.display = recipe, teacher, display
-        first = recipe(Choice())
+        first = recipe(Route())
         self.name, self.model = first["name"], first["model"]["name"]
         self.minutes, self.ends = minutes, 0.0
         self.policy: Policy | None = None
@@ -90,7 +90,7 @@ class Trial:
         """The model that is sampled."""
         return self.teacher or self.model
 
-    def choose(self) -> Choice:
+    def choose(self) -> Route:
         """Choose the way in which the recipe learns.
 
         Raises:
@@ -98,7 +98,7 @@ class Trial:
         """
         from algorist.models.memory import bounded_memory
 
-        with bounded_memory(self._plan(Choice()).device):
+        with bounded_memory(self._plan(Route()).device):
             if self.sampled != "tiny":
                 begun = [drawn for drawn in map(self._ask, FORMS) if drawn]
                 tried = [drawn for drawn in begun if drawn.groups]
@@ -107,7 +107,7 @@ class Trial:
                 drawn = max(tried, key=lambda drawn: drawn.rank)
                 if self.teacher is None and drawn.needs_no_sft:
                     why = self._why("GRPO at once")
-                    return Choice(drawn.form, why, temperature=TEMPERATURE)
+                    return Route(drawn.form, why, temperature=TEMPERATURE)
                 if drawn.share >= WORTH:
                     return self._imitate(drawn)
                 if len(tried) < len(begun):
@@ -120,7 +120,7 @@ class Trial:
 
     def _ask(self, form: str) -> _Drawn | None:
         """Sample a few problems in a form, none where half of the time is over before; None where its prompts do not fit."""
-        drawn = _Drawn(form, *self._ready(self._plan(Choice(form, temperature=TEMPERATURE))))
+        drawn = _Drawn(form, *self._ready(self._plan(Route(form, temperature=TEMPERATURE))))
         self.display.say(f"{form}: sampling {PROBLEMS} problems × {SAMPLES}, {FORMS[form]} …")
         try:
             drawn.draw(PROBLEMS, self.ends - 30 * self.minutes * bool(self.lines), self.display)
@@ -134,7 +134,7 @@ class Trial:
         self.display.say(f"  {drawn.text()}")
         return drawn
 
-    def _imitate(self, drawn: _Drawn) -> Choice:
+    def _imitate(self, drawn: _Drawn) -> Route:
         from algorist.runs.sample import provenance
 
         self.display.say(f"sampling more, {FORMS[drawn.form]}, for SFT on what is right …")
@@ -153,7 +153,7 @@ class Trial:
         whose = f"of {self.teacher}" if self.teacher else "of its own"
         what = f"imitate {counts.written} right completions {whose}"
         data = f"{{name: local, path: {self.name}_right.jsonl}}"
-        return Choice(
+        return Route(
             TAUGHT if drawn.form == "few_shot" else drawn.form,
             self._why(f"SFT on right completions {whose} ({self.name}_right.jsonl), then GRPO"),
             (data, what, max(2, PASSES * counts.written // 8)),
@@ -163,12 +163,12 @@ class Trial:
 
     # ---- generated problems
 
-    def _generated(self) -> Choice:
+    def _generated(self) -> Route:
         """Teach generated problems for half of the time that is left, and sample the user's."""
         sft = (SUMS, WHAT, 800) if self.model == "tiny" else (STORIES, WHAT, 240)
         if self.teacher:
             self.teacher, self.policy = None, None
-        plan, sampler, policy = self._ready(self._plan(Choice(sft=sft)))
+        plan, sampler, policy = self._ready(self._plan(Route(sft=sft)))
         most, left = sft[2] // 4, self.ends - time.monotonic()
         self.display.say(f"SFT on generated problems, up to {most} steps, then sampling yours …")
         shown = partial(self.display.progress, "sft", total=most)
@@ -182,7 +182,7 @@ class Trial:
         if drawn.share >= HOPELESS:
             self.lines.append(after)
             why = self._why("SFT on generated problems, then GRPO")
-            return Choice(why=why, sft=sft)
+            return Route(why=why, sft=sft)
         figures = "; ".join([*self.lines, after])
         raise DataError(
             f"this model cannot learn from this: {figures}. GRPO learns from right completions. What helps: a column of worked solutions "
@@ -205,7 +205,7 @@ class Trial:
             f"So {verdict}",
         ]
 
-    def _plan(self, choice: Choice) -> Plan:
+    def _plan(self, choice: Route) -> Plan:
         """Return the plan of the recipe of a choice, with the grader's verdict as the only reward."""
         from algorist.runs.draft import Draft
         from algorist.runs.plan import make_plan
@@ -291,7 +291,7 @@ class _Drawn:
         cut = round(facts["truncated"] * count)
         return f"{right} of {count} right, {read} in the form, {cut} cut off"
 
-    def demonstrations(self) -> tuple[str, Sampled]:
+    def demonstrations(self) -> tuple[str, SampleCounts]:
         """Return the right completions as JSONL, each once, and the counts."""
         from algorist.runs.sample import demonstrations
         from algorist.store.write import rows_of

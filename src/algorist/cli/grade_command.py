@@ -13,7 +13,7 @@ import typer
 
 from algorist.cli.arguments import Overrides, read_pairs
 from algorist.cli.audit_command import audit
-from algorist.cli.terminal import Line, Result, Rows, View, say, table, verb
+from algorist.cli.terminal import Line, Result, TableResult, View, say, table, verb
 from algorist.errors import ConfigError
 from algorist.store.run_log import without_warnings
 
@@ -156,7 +156,7 @@ def regrade(
 
 
 @verb(rewards_app, "list")
-def list_rewards() -> Rows:
+def list_rewards() -> TableResult:
     """List the registered rewards with their range and other names.
 
     Example: algorist rewards list · Next: algorist rewards explain --help
@@ -174,7 +174,7 @@ def list_rewards() -> Rows:
         }
         for function, same in names.items()
     ]
-    return Rows(rows)
+    return TableResult(rows)
 
 
 class Explained(Result):

@@ -20,7 +20,7 @@ from algorist.store.safe_text import one_line
 
 if TYPE_CHECKING:
     from algorist.cli.first_look import DataFile
-    from algorist.cli.first_recipe import Choice, Hardware
+    from algorist.cli.first_recipe import Machine, Route
 
 app = typer.Typer(add_completion=False)
 FEW = 30
@@ -148,25 +148,25 @@ def new(
 
 def _choose(
     file: DataFile,
-    recipe: Callable[[Choice], dict[str, Any]],
+    recipe: Callable[[Route], dict[str, Any]],
     *,
     model: str,
     trial: bool | None,
     minutes: float,
     teacher: str | None,
     quiet: bool,
-) -> Choice:
+) -> Route:
     """Choose how a recipe learns: from solutions where there are some, else as a trial measures."""
-    from algorist.cli.first_recipe import Choice
+    from algorist.cli.first_recipe import Route
     from algorist.cli.first_trial import Trial, at_hand
 
     if file.has_solutions and teacher is None:
-        return Choice()
+        return Route()
     teacher = str(find_model(teacher)[0]) if teacher else None
     absent = [name for name in (model, teacher) if name and not at_hand(name)]
     if trial is False or (trial is None and absent):
         why = "--no-trial" if trial is False else f"{absent[0]} has to be downloaded first: --trial does"
-        return Choice(why=[f"Not tried whether this model can learn from answers alone ({why})."])
+        return Route(why=[f"Not tried whether this model can learn from answers alone ({why})."])
     display = TerminalDisplay(stderr=quiet)
     import_quietly("algorist.preflight", display.say)
     try:
@@ -229,14 +229,14 @@ def _answers(file: DataFile) -> View:
     return lines
 
 
-def _hardware(memory: float | None, gpu: bool | None) -> Hardware:
-    from algorist.cli.first_recipe import Hardware, this_machine
+def _hardware(memory: float | None, gpu: bool | None) -> Machine:
+    from algorist.cli.first_recipe import Machine, this_machine
 
     here = this_machine()
-    return Hardware(here.memory_gb if memory is None else memory, here.gpu if gpu is None else gpu)
+    return Machine(here.memory_gb if memory is None else memory, here.gpu if gpu is None else gpu)
 
 
-def _choose_model(hardware: Hardware, asks: bool) -> str:
+def _choose_model(hardware: Machine, asks: bool) -> str:
     from algorist.cli.first_recipe import default_model
 
     guess = default_model(hardware)

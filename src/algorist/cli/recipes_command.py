@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.arguments import Overrides
-from algorist.cli.terminal import Line, Result, Rows, View, keys_of, render, verb
+from algorist.cli.terminal import Line, Result, TableResult, View, keys_of, render, verb
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +36,7 @@ def recipes(context: typer.Context) -> None:
 
 
 @verb(app, "list")
-def list_recipes() -> Rows:
+def list_recipes() -> TableResult:
     """List the shipped recipes, first those that need no hub, then lines of published methods to extend. Next: algorist recipes show NAME.
 
     Example: algorist recipes list
@@ -48,7 +48,7 @@ def list_recipes() -> Rows:
     for name in preset_names():
         about = re.match(r"# (.*?)\n# Paper: (\S+)", recipe_text(name), re.S)
         rows.append({"name": name, "description": f"{about[1]} {about[2]}" if about else ""})
-    return Rows(rows)
+    return TableResult(rows)
 
 
 def _prints(module: str, function: str) -> Callable[[], None]:
@@ -86,7 +86,7 @@ def json_page() -> str:
     for name in VERBS:
         for command in app_of(name).registered_commands:
             returned = vars(command.callback).get("returns")
-            if returned in (None, Rows):
+            if returned in (None, TableResult):
                 continue
             lines += ["", f"## {name}{f' {command.name}' if command.name else ''}", ""]
             lines += [

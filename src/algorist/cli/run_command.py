@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,11 +86,6 @@ def run(
     ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="N|until-sure=M")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
-    wandb_project: str | None = None,
-    wandb_entity: str | None = None,
-    no_wandb: bool = False,
-    push_to_hub: bool = False,
-    hub_model_id: str | None = None,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     as_json: bool = False,
 ) -> Ran | Result | int | None:
@@ -104,11 +98,6 @@ def run(
         processes: Several processes, through accelerate; words after -- are its flags.
         seeds: Run it with N seeds, seed … seed + N - 1: mean, spread, one page; or until the gain is proven, M at most.
         yes: Begin without a question what takes more than an hour; where no terminal is, nothing is asked.
-        wandb_project: Track with wandb, in this project (tracking.project).
-        wandb_entity: User or team in wandb (tracking.entity).
-        no_wandb: Leave wandb out, whatever the recipe says.
-        push_to_hub: Upload the model after the run (hub.push).
-        hub_model_id: Repository owner/name; turns the upload on (hub.model_id).
 
     Example: algorist run quickstart · algorist run quickstart --only sft run_name=first · algorist run -n 2 smoke-cpu
     grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does
@@ -120,9 +109,6 @@ def run(
     words = list(overrides or [])
     split = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     settings, flags = words[:split], words[split:]
-    settings += tracking_and_hub(
-        recipe, settings, wandb_project, wandb_entity, no_wandb, push_to_hub, hub_model_id
-    )
     if worker:
         return work(
             recipe, settings, resume, stages, lambda: run_stages(recipe, settings, resume, stages, as_json)
@@ -137,31 +123,6 @@ def run(
     if seeds is not None:
         return _run_seeds(recipe, settings, resume, stages, seeds, as_json, yes)
     return run_stages(recipe, settings, resume, stages, as_json, yes)
-
-
-def tracking_and_hub(
-    recipe: str,
-    settings: list[str],
-    wandb_project: str | None = None,
-    wandb_entity: str | None = None,
-    no_wandb: bool = False,
-    push_to_hub: bool = False,
-    hub_model_id: str | None = None,
-) -> list[str]:
-    """Return the options of trackers and upload as settings."""
-    values = {
-        "tracking.project": wandb_project,
-        "tracking.entity": wandb_entity,
-        "hub.model_id": hub_model_id,
-        "hub.push": push_to_hub or None,
-    }
-    added = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-    with_wandb = (wandb_project is not None or wandb_entity is not None) and not no_wandb
-    if with_wandb or no_wandb:
-        resolved: Any = read_recipe(recipe, settings)
-        others = [name for name in resolved.report_to if name != "wandb"]
-        added.append(f"report_to={json.dumps([*others, *(['wandb'] if with_wandb else [])])}")
-    return added
 
 
 def _run_seeds(

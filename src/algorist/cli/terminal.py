@@ -171,7 +171,7 @@ class Result:
         return 0
 
 
-class Rows(Result):
+class TableResult(Result):
     """Rows of the same keys, shown as a table."""
 
     rows: Annotated[list[dict[str, Any]], "one object for each line of the table, with its headings as keys"]

@@ -140,7 +140,7 @@ def _svamp_question(row: Row) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(Columns):
+class PublishedDataset(Columns):
     """A published dataset: where it is, and which of its columns is what."""
 
     about: str
@@ -163,7 +163,7 @@ class Published(Columns):
         return to_problems([self.reshape(row) for row in rows], self, where=where)
 
 
-MATH = Published(
+MATH = PublishedDataset(
     about="""MATH or MATH-500, in the original columns, with an ``answer`` column, or in verl's nested layout.""",
     hub="EleutherAI/hendrycks_math",
     subset="algebra",
@@ -177,7 +177,7 @@ MATH = Published(
     known_gaps=2,  # two training problems have an empty box
 )
 PUBLISHED = {
-    "gsm8k": Published(
+    "gsm8k": PublishedDataset(
         about="""GSM8K from the hub (openai/gsm8k, main) or local files with question and answer columns.""",
         hub="openai/gsm8k",
         subset="main",
@@ -193,7 +193,7 @@ PUBLISHED = {
         subset=None,
         known_gaps=0,
     ),
-    "aime": Published(
+    "aime": PublishedDataset(
         about="""AIME 2024, 2025 or 2026 (params: ``year`` 24, 25 or 26); golds are integers without leading zeros.""",
         hub=AIME_HUBS[24],
         params=("year",),
@@ -203,7 +203,7 @@ PUBLISHED = {
         solution="solution",
         identity="id",
     ),
-    "amc": Published(
+    "amc": PublishedDataset(
         about="""AMC 12 2023 without choices (math-ai/amc23); golds are numbers, ``27.0`` read as ``27``.""",
         hub="math-ai/amc23",
         reshape=_verl_row,
@@ -211,7 +211,7 @@ PUBLISHED = {
         answer=lambda row: plain_number(row.get("answer")),
         identity="id",
     ),
-    "olympiadbench": Published(
+    "olympiadbench": PublishedDataset(
         about="""OlympiadBench, English, text only, open-ended (math-ai/olympiadbench); several golds are joined by commas.
 
         ``extra`` holds the columns of the row, among them ``unit``, ``answer_type``, ``is_multiple_answer`` and ``error``
@@ -224,7 +224,7 @@ PUBLISHED = {
         subject="subfield",
         identity="id",
     ),
-    "gaokao": Published(
+    "gaokao": PublishedDataset(
         about="""Gaokao 2023 in English (MARIO-Math-Reasoning/Gaokao2023-Math-En): sets, intervals, coordinates, equations.""",
         hub="MARIO-Math-Reasoning/Gaokao2023-Math-En",
         split="train",
@@ -233,7 +233,7 @@ PUBLISHED = {
         identity="source",
         known_gaps=2,  # two published rows have an empty answer
     ),
-    "minerva": Published(
+    "minerva": PublishedDataset(
         about="""Minerva's MIT OpenCourseWare questions (math-ai/minervamath); the gold is the last ``\\boxed{}``.""",
         hub="math-ai/minervamath",
         question=("problem", "question"),
@@ -242,7 +242,7 @@ PUBLISHED = {
         subject="type",
         identity="idx",
     ),
-    "college_math": Published(
+    "college_math": PublishedDataset(
         about="""Textbook exercises (realtreetune/college_math) whose golds are expressions; subject from the topic.""",
         hub="realtreetune/college_math",
         question=("question", "problem"),
@@ -250,7 +250,7 @@ PUBLISHED = {
         subject=lambda row: str(row.get("data_topic") or "").rpartition(".")[2],
         identity=lambda row: ".".join(str(row[k]) for k in ("data_source", "question_number") if row.get(k)),
     ),
-    "svamp": Published(
+    "svamp": PublishedDataset(
         about="""SVAMP (ChilleD/SVAMP): body and question as one text; ``145.0`` read as ``145``.""",
         hub="ChilleD/SVAMP",
         question=_svamp_question,
@@ -259,7 +259,7 @@ PUBLISHED = {
         identity="ID",
         extra=lambda row: {"equation": row["Equation"]} if row.get("Equation") else {},
     ),
-    "dapo": Published(
+    "dapo": PublishedDataset(
         about="""DAPO-Math-17k (open-r1/DAPO-Math-17k-Processed, en): the plain problem and its answer.
 
         Reads ``answer``, else ``solution``, else ``reward_model.ground_truth``; the prompt may be a text or messages.
@@ -271,7 +271,7 @@ PUBLISHED = {
         answer=_dapo_gold,
         identity=lambda row: (row.get("extra_info") or {}).get("index"),
     ),
-    "openmath_reasoning": Published(
+    "openmath_reasoning": PublishedDataset(
         about="""OpenMathReasoning-mini (unsloth/OpenMathReasoning-mini, split cot): thoughts without their think tags.
 
         Rows without a problem, an expected answer (proofs) or a generated solution are left out and counted.
@@ -286,7 +286,7 @@ PUBLISHED = {
         skip_bad=True,
         needs_solution=True,
     ),
-    "numina_tir": Published(
+    "numina_tir": PublishedDataset(
         about="""NuminaMath-TIR (AI-MO/NuminaMath-TIR): the gold is the last ``\\boxed{}`` of the solution, braces balanced.
 
         Rows without a problem or without a readable box are left out and counted.
@@ -299,7 +299,7 @@ PUBLISHED = {
         skip_bad=True,
         gold_name="boxed answer",
     ),
-    "bespoke_stratos": Published(
+    "bespoke_stratos": PublishedDataset(
         about="""Bespoke-Stratos-17k (bespokelabs/Bespoke-Stratos-17k): the first question, the thought, the boxed answer.
 
         Rows whose solution has no box (programming tasks, proofs) are left out and counted.
@@ -314,7 +314,7 @@ PUBLISHED = {
         needs_solution=True,
         gold_name="boxed answer",
     ),
-    "sft_jsonl": Published(
+    "sft_jsonl": PublishedDataset(
         about="""Rows of ``prompt`` and ``response`` in the r1_zero form, with ``ground_truth`` or ``answer`` if there is one.
 
         The question is read out of the prompt, reasoning and answer out of the response; SFT renders them again, or takes both
@@ -338,7 +338,7 @@ PUBLISHED["gsm8k_platinum"] = replace(
     hub="madrylab/gsm8k-platinum",
 )
 PUBLISHED |= {
-    f"matharena_{name}": Published(
+    f"matharena_{name}": PublishedDataset(
         about=f"""MathArena's {name} (MathArena/{name}): final answers, several of them joined by commas.""",
         hub=f"MathArena/{name}",
         split="train",
@@ -351,7 +351,7 @@ PUBLISHED |= {
 }
 
 
-def _register(name: str, published: Published) -> None:
+def _register(name: str, published: PublishedDataset) -> None:
     def load(source: Source) -> list[Problem]:
         of_year = replace(published, hub=_aime_hub(source.params)) if name == "aime" else published
         return of_year.read(source, name)

@@ -13,7 +13,7 @@ from typing import Any
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
 from algorist.diagnosis.signals import (
     MIN_STEPS,
-    Batch,
+    BatchStatistics,
     Break,
     Moments,
     ends,
@@ -38,7 +38,7 @@ ENOUGH_ENDED = 12
 """Completions that must have ended without the limit before missing tags are the model's and not the limit's doing."""
 
 
-def window(f: Facts) -> list[Batch]:
+def window(f: Facts) -> list[BatchStatistics]:
     """Return the recent window (Unknown: too little)."""
     batches = recent(f.signals.batches)
     if not batches:
@@ -46,19 +46,19 @@ def window(f: Facts) -> list[Batch]:
     return batches
 
 
-def share(batches: list[Batch], part: str, of: str = "groups") -> Share:
+def share(batches: list[BatchStatistics], part: str, of: str = "groups") -> Share:
     """Return the share of a count in another one; 0 where there is nothing."""
     whole = sum(getattr(b, of) for b in batches)
     return Share(sum(getattr(b, part) for b in batches) / whole if whole else 0.0)
 
 
-def span(batches: list[Batch]) -> str:
+def span(batches: list[BatchStatistics]) -> str:
     """Return the steps of a window in words."""
     first, last = batches[0].step, batches[-1].step
     return f"steps {first}–{last}" if first != last else f"step {first}"
 
 
-def _all(f: Facts) -> list[Batch]:
+def _all(f: Facts) -> list[BatchStatistics]:
     """Return all batches (Unknown: too few to say that something never happened)."""
     batches = f.signals.batches
     if sum(b.rollouts for b in batches) < (ENOUGH if len(batches) < 2 else ENOUGH // 4):

@@ -78,7 +78,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchStatistics:
     """The rollouts of one generation batch in numbers: counts of groups and of rollouts, group means as moments;
     ``paid`` is what right completions earned."""
 
@@ -105,7 +105,7 @@ class Batch:
     paid: Moments
 
 
-def make_batch(records: Sequence[Mapping[str, Any]], stops: Sequence[str] = ()) -> Batch:
+def make_batch(records: Sequence[Mapping[str, Any]], stops: Sequence[str] = ()) -> BatchStatistics:
     """Count the rollouts of one generation batch.
 
     Args:
@@ -124,7 +124,7 @@ def make_batch(records: Sequence[Mapping[str, Any]], stops: Sequence[str] = ()) 
     def means(value: Callable[[Mapping[str, Any]], float]) -> Moments:
         return Moments.of(sum(map(value, g)) / len(g) for g in groups.values())
 
-    return Batch(
+    return BatchStatistics(
         step=int(records[0].get("step") or 0),
         rollouts=len(records),
         groups=len(sets),
@@ -198,7 +198,7 @@ class Signals:
     """Everything that the causes look at."""
 
     settings: Settings = field(default_factory=Settings)
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[BatchStatistics] = field(default_factory=list)
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     weights: dict[str, WeightChange] = field(default_factory=dict)
     bad_steps: dict[str, int] = field(default_factory=dict)
@@ -322,7 +322,7 @@ QUARTER = 4
 LONGEST_FIRST = 20
 
 
-def recent(batches: Sequence[Batch]) -> list[Batch]:
+def recent(batches: Sequence[BatchStatistics]) -> list[BatchStatistics]:
     """Return the last quarter of the batches, grown to ``MIN_STEPS`` and ``MIN_GROUPS``, those of one counted; empty when there are fewer."""
     count = max(MIN_STEPS, len(batches) // QUARTER)
     while count < len(batches) and sum(b.accuracy.n for b in batches[-count:]) < MIN_GROUPS:
@@ -349,7 +349,7 @@ def last_quarter(pairs: Sequence[tuple[int, float]]) -> float | None:
     return middle(pairs[-max(MIN_STEPS, len(pairs) // QUARTER) :]) if len(pairs) >= MIN_STEPS else None
 
 
-def pooled(batches: Sequence[Batch], get: Callable[[Batch], Moments]) -> Moments:
+def pooled(batches: Sequence[BatchStatistics], get: Callable[[BatchStatistics], Moments]) -> Moments:
     """Return the moments of all groups of the batches."""
     return sum((get(b) for b in batches), Moments())
 
@@ -379,7 +379,10 @@ class Break:
 
 
 def steepest_drop(
-    batches: Sequence[Batch], get: Callable[[Batch], Moments], *, least_variance: float = 0.01
+    batches: Sequence[BatchStatistics],
+    get: Callable[[BatchStatistics], Moments],
+    *,
+    least_variance: float = 0.01,
 ) -> Break | None:
     """Return where a series falls most surely: everything before a step against everything from it on.
 

@@ -136,7 +136,7 @@ def _percent(value: float) -> str:
 log = logging.getLogger("algorist.evaluation.console")
 
 WINDOW = 50
-"""Logged lines in a window of the reward trend (S4.31)."""
+"""Logged lines in a window of the reward trend."""
 CHANGE = 0.1
 """Report a mean that changes by more than this fraction from window to window."""
 EXAMPLES_EVERY = 5

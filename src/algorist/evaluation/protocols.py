@@ -27,7 +27,7 @@ _USUAL = ("greedy", "sampled-4", "sampled-8@1", "sampled-16@0.6/0.95")
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceProtocol:
     """Settings of a published evaluation: all that its figure depends on.
 
     Attributes:
@@ -65,7 +65,7 @@ _HARNESS = "lm-evaluation-harness 0.4.13, lm_eval/tasks/"
 _LIGHTEVAL = "lighteval 0.13.0, tasks/tasks/"
 REFERENCES = {
     # Where a task says nothing of the length, the harness writes 256 tokens.
-    "gsm8k": Reference(
+    "gsm8k": ReferenceProtocol(
         "3.0",
         f"{_HARNESS}gsm8k/gsm8k.yaml: 5 shots drawn anew for each question",
         gsm8k(r"#### (\-?[0-9\.\,]+)"),
@@ -74,7 +74,7 @@ REFERENCES = {
         ("Question:", "</s>", "<|im_end|>"),
         shots=5,
     ),
-    "gsm8k_cot_zeroshot": Reference(
+    "gsm8k_cot_zeroshot": ReferenceProtocol(
         "3.0",
         f"{_HARNESS}gsm8k/gsm8k-cot-zeroshot.yaml",
         gsm8k(r"The answer is (\-?[0-9\.\,]+)."),
@@ -82,7 +82,7 @@ REFERENCES = {
         256,
         ("Q:", "</s>", "<|im_end|>"),
     ),
-    "minerva_math500": Reference(
+    "minerva_math500": ReferenceProtocol(
         "3.1",
         f"{_HARNESS}minerva_math: four fixed shots; exact_match is strict, math_verify lenient",
         minerva,
@@ -90,20 +90,20 @@ REFERENCES = {
         256,
         ("Problem:",),
     ),
-    "math_500": Reference(
+    "math_500": ReferenceProtocol(
         "2", f"{_LIGHTEVAL}math_500.py: pass@1 of one greedy completion", lighteval_math_500, "lighteval_math_500", 32768
     ),
     # aime24_avg and aime25_avg average 64 samples and leave temperature, top_p and limit to the caller; these are our choice (open-r1's, from memory).
-    "aime_avg": Reference(
+    "aime_avg": ReferenceProtocol(
         "2", f"{_LIGHTEVAL}aime.py: aime24_avg, aime25_avg", lighteval_aime, "lighteval_aime", 32768, samples=64,
         temperature=0.6, top_p=0.95,
     ),
     # Four runs of each problem; sampling and limit are the model's own: here those of configs/models/deepseek/deepseek_distill_1.5b.yaml.
-    "matharena": Reference(
+    "matharena": ReferenceProtocol(
         "2026-03", "eth-sri/matharena, configs/competitions/*.yaml, src/matharena/{parser,grader}.py", matharena, "boxed", 32000,
         samples=4, temperature=0.6, top_p=0.95,
     ),
-    "matharena_aime": Reference(
+    "matharena_aime": ReferenceProtocol(
         "2026-03", "the same with the line of configs/competitions/aime/*.yaml on integers", matharena, "boxed_aime", 32000,
         samples=4, temperature=0.6, top_p=0.95,
     ),

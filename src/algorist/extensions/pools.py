@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.training.extension import Control, Event, Extension, Sampled, Sampler, extension
+from algorist.training.extension import Control, Event, Extension, Sampled, SamplingTrainer, extension
 from algorist.types import Group
 
 
@@ -46,7 +46,7 @@ class Pools(Extension):
         """Return the ids of the problems that rest now."""
         return {name for name, (_, _, until) in self._rests.items() if until > self.number}
 
-    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+    def problems(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Take other problems for those that rest, as far as there are others."""
         problems, resting = sampled.problems, self.resting()
         sampler.resting = resting

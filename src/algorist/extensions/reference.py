@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.training.extension import Extension, Policy, extension
+from algorist.training.extension import Extension, PolicyTrainer, extension
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,12 @@ class _Keys(Section):
 class KLPenalty(Extension):
     name, keys, needs_every_row = "reference", {"grpo": _Keys}, True
 
-    def prepare(self, model: Any, trainer: Policy) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         self.reference = Reference(model)
         self.beta = self.recipe.grpo.beta
         self.importance = trainer.objective.loss.importance
 
-    def batch(self, batch: Batch, policy: Policy) -> Batch:
+    def batch(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         with self.reference.active(policy.unwrapped()) as model:
             log_probs = policy.log_probs_of(batch, model=model)
         return replace(batch, extra={**batch.extra, NAME: log_probs})

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.training.extension import Extension, Policy, Sampled, Sampler, extension
+from algorist.training.extension import Extension, PolicyTrainer, Sampled, SamplingTrainer, extension
 from algorist.types import Group
 
 
@@ -41,10 +41,10 @@ class Replay(Extension):
         self.max_age, self.number = recipe.grpo.replay.max_age, 0
         self._groups: list[tuple[int, Group]] = []  # rollout batch, group
 
-    def prepare(self, model: Any, trainer: Policy) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         self._problems = {problem.id: problem for problem in trainer.problems}
 
-    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+    def groups(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         sampled.earlier += self.fill(sampled, sampler.useful(sampled.groups), sampler.useful(sampled.spare))
 
     def fill(self, sampled: Sampled, useful: Sequence[bool], spare_useful: Sequence[bool]) -> list[int]:

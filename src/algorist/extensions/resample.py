@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pydantic import Field
 
 from algorist.config.section import Section
-from algorist.training.extension import Extension, Sampled, Sampler, extension
+from algorist.training.extension import Extension, Sampled, SamplingTrainer, extension
 from algorist.types import Group
 
 
@@ -40,7 +40,7 @@ class _Keys(Section):
 class Resample(Extension):
     name, keys, order = "resample", {"grpo": _Keys}, 20
 
-    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+    def groups(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         ids = {group.problem.id for group in sampled.groups}
 
         def draw(number: int) -> list[Group]:

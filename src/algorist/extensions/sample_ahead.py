@@ -19,7 +19,7 @@ from typing import Any
 from algorist.config.section import Section
 from algorist.errors import ConfigError
 from algorist.rollouts.engines import ENGINES
-from algorist.training.extension import Extension, Policy, Sampled, Sampler, extension
+from algorist.training.extension import Extension, PolicyTrainer, Sampled, SamplingTrainer, extension
 from algorist.types import Group, Problem
 
 ELSEWHERE = (
@@ -69,13 +69,13 @@ class SampleAhead(Extension):
                 f"grpo.sample_ahead is for one training process, and the run has {plan.processes.count}; leave it out"
             )
 
-    def prepare(self, model: Any, trainer: Policy) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         if not hasattr(trainer.engine, "with_present_weights"):
             raise ConfigError(ELSEWHERE)
         self._trainer = trainer
         self._problems = {problem.id: problem for problem in trainer.problems}
 
-    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+    def problems(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Take those whose completions are ready; sample the ones that came next."""
         problems = sampled.problems
         began = time.perf_counter()
@@ -88,7 +88,7 @@ class SampleAhead(Extension):
         sampled.groups, self._groups = [replace(group, seconds=waited) for group in self._groups], []
         sampled.problems, self._next = [group.problem for group in sampled.groups], problems
 
-    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+    def groups(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Begin with the next, with the weights of now."""
         sample = self._trainer.sample_elsewhere(self._next)
         if sample is None:

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from algorist.config.section import Section
 from algorist.rollouts.engines import ENGINES, is_exact
-from algorist.training.extension import Control, Event, Extension, Policy, extension
+from algorist.training.extension import Control, Event, Extension, PolicyTrainer, extension
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,12 +108,12 @@ class Weights(Extension):
                 "grpo.loss=vespo is not corrected for a sampler that differs from the trainer; take grpo.sampler_correction=null"
             )
 
-    def prepare(self, model: Any, trainer: Policy) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         self.needs_old_log_probs = self.section.sampler_correction is not None and not is_exact(
             trainer.engine
         )
 
-    def batch(self, batch: Batch, policy: Policy) -> Batch:
+    def batch(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         if self.section.update_share < 1:
             batch = keep_furthest(batch, policy, self.section)
         if self.section.positive_weight != 1:
@@ -124,7 +124,7 @@ class Weights(Extension):
             batch = correct_sampler(batch, policy, self.section.sampler_correction)
         return batch
 
-    def update(self, batch: Batch, policy: Policy) -> Batch:
+    def update(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         share = self.section.top_entropy_share
         return batch if share == 1 else count_top_entropy(batch, policy, share)
 
@@ -155,7 +155,7 @@ def counted(batch: Batch, factors: Tensor) -> Batch:
     return replace(batch, counted=factors if batch.counted is None else batch.counted * factors)
 
 
-def keep_furthest(batch: Batch, policy: Policy, section: Any) -> Batch:
+def keep_furthest(batch: Batch, policy: PolicyTrainer, section: Any) -> Batch:
     """Leave out of each group all but the m completions whose advantages vary most, which then have the mean that all n had.
 
     A loss that is a mean over completions is one over those kept. With rewards of 0 and 1 of which a share q is right among those kept, a
@@ -203,7 +203,7 @@ def weigh_positive(batch: Batch, weight: float) -> Batch:
     return replace(batch, advantages=advantages.where(advantages <= 0, advantages * weight))
 
 
-def drop_equal_groups(batch: Batch, policy: Policy, group_size: int) -> Batch:
+def drop_equal_groups(batch: Batch, policy: PolicyTrainer, group_size: int) -> Batch:
     """Weigh the groups that teach up by those that do not: the step is as long as if these had not been sampled.
 
     Counted over all processes and steps of the rollout batch; unlike ``resample``, nothing is sampled in their places.
@@ -222,7 +222,7 @@ def drop_equal_groups(batch: Batch, policy: Policy, group_size: int) -> Batch:
     return counted(batch, factors.contiguous())
 
 
-def correct_sampler(batch: Batch, policy: Policy, section: CorrectionSection) -> Batch:
+def correct_sampler(batch: Batch, policy: PolicyTrainer, section: CorrectionSection) -> Batch:
     """Weigh by truncated importance weights per token or sequence for a sampler that differs from the trainer.
 
     Source: F. Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025) for tokens; J. Liu et al., "When
@@ -245,7 +245,7 @@ def correct_sampler(batch: Batch, policy: Policy, section: CorrectionSection) ->
     return replace(batch, policy_weights=weights.expand_as(batch.mask).contiguous())
 
 
-def count_top_entropy(batch: Batch, policy: Policy, share: float) -> Batch:
+def count_top_entropy(batch: Batch, policy: PolicyTrainer, share: float) -> Batch:
     """Count the tokens of highest entropy among the step's of all processes, where the policy decides.
 
     Source: Beyond the 80/20 rule (2506.01939).

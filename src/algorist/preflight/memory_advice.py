@@ -32,7 +32,7 @@ _known_shapes: dict[tuple[str, torch.dtype, str], Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MemoryChange:
     """One change for a stage that does not fit: keys of the recipe, what it does, and the planned peak with it and all before it (bytes)."""
 
     name: str
@@ -97,7 +97,7 @@ def plan_from_config(
     )
 
 
-def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: int) -> list[Step]:
+def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: int) -> list[MemoryChange]:
     """List changes that save memory, in this order: gradient checkpointing, a smaller batch, a smaller model, more GPUs.
 
     Each step builds on those before it; steps that change nothing are left out. Empty when the stage fits into 90 % of
@@ -107,12 +107,12 @@ def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: i
     if now.peak <= ROOM * limit:
         return []
     start = f"{stage} is planned to take {_gb(now.peak)} of {_gb(limit)} GB"
-    steps: list[Step] = []
+    steps: list[MemoryChange] = []
     checkpointing = _with(recipe, stage, gradient_checkpointing=True)
     then = plan(checkpointing)
     if then.peak < now.peak:
         steps.append(
-            Step(
+            MemoryChange(
                 "gradient_checkpointing",
                 f"gradient checkpointing: {_gb(then.peak)} GB, {_gb(now.peak - then.peak)} less, for a second forward "
                 "pass (a warning about caching is harmless)",
@@ -130,15 +130,15 @@ def memory_steps(recipe: Recipe, stage: Stage, plan: Plan, config: Any, limit: i
     return [replace(steps[0], why=f"{start}; {steps[0].why}"), *steps[1:]]
 
 
-def measured_steps(recipe: Recipe, stage: Stage, memory: Mapping[str, int], limit: int) -> list[Step]:
+def measured_steps(recipe: Recipe, stage: Stage, memory: Mapping[str, int], limit: int) -> list[MemoryChange]:
     """Return a smaller batch for a stage whose measured peak is too high and cannot be planned; none at one row."""
     need = max(memory["peak"], memory.get("measured_peak", 0))
     change = {f"{stage}.{name}": value for name, value in smaller_batch(getattr(recipe, stage)).items()}
     why = f"{stage} needs {_gb(need)} of {_gb(limit)} GB; the same step in halves needs less"
-    return [Step("smaller_batch", why, change, need)] if change else []
+    return [MemoryChange("smaller_batch", why, change, need)] if change else []
 
 
-def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tuple[Recipe, list[Step]]:
+def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tuple[Recipe, list[MemoryChange]]:
     """Make the micro-batch smaller until the stage fits or one row is left; the step keeps its size."""
     changed: dict[str, int] = {}
     sizes: list[str] = []
@@ -154,7 +154,7 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
         return whole, []
     change = {f"{stage}.{name}": value for name, value in changed.items()}
     return recipe, [
-        Step(
+        MemoryChange(
             "smaller_batch",
             f"a smaller batch with as much more accumulation, the same step: batch_size {', '.join(sizes)}",
             change,
@@ -163,7 +163,7 @@ def _smaller_batch(recipe: Recipe, stage: Stage, plan: Plan, limit: int) -> tupl
     ]
 
 
-def _smaller_model(recipe: Recipe, weights: int, plan: Plan, now: MemoryPlan, limit: int) -> Step:
+def _smaller_model(recipe: Recipe, weights: int, plan: Plan, now: MemoryPlan, limit: int) -> MemoryChange:
     """Advise an adapter where all weights are trained, and say how large a model would fit."""
     fixed = now.base + now.optimizer + now.gradients
     room = ROOM * limit - (now.peak - fixed)
@@ -174,10 +174,10 @@ def _smaller_model(recipe: Recipe, weights: int, plan: Plan, now: MemoryPlan, li
         adapter = plan(_with(recipe, "model", lora=LoraSection())).peak
         why += f"; or this one with an adapter: {_gb(adapter)} GB (model.lora.rank=16)"
         peak = min(peak, adapter)
-    return Step("smaller_model", why, {}, peak)
+    return MemoryChange("smaller_model", why, {}, peak)
 
 
-def _sharding(now: MemoryPlan, limit: int, whole: int, optim: str) -> Step:
+def _sharding(now: MemoryPlan, limit: int, whole: int, optim: str) -> MemoryChange:
     """Advise FSDP2, or ZeRO-3 for other optimisers: weights, gradients and optimizer states are shared out; activations, or the ``whole``
     weights of rollouts in 16 bit, are not."""
     shared = now.base + now.optimizer + now.gradients
@@ -189,7 +189,7 @@ def _sharding(now: MemoryPlan, limit: int, whole: int, optim: str) -> Step:
     why = f"{name} on {count} GPUs: {_gb(peak)} GB on each: algorist run -n {count} --launch {launch} RECIPE"
     if count > MOST_PROCESSES:
         why = f"{name} shares the weights out, but the rest alone does not fit: after the changes above, --launch {launch}"
-    return Step("sharding", why, {}, peak)
+    return MemoryChange("sharding", why, {}, peak)
 
 
 def model_of_shapes(config: Any, dtype: torch.dtype, lora: LoraSection | None = None) -> Any:

@@ -56,7 +56,7 @@ Level = Literal["fault", "note"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """Something that a reward does wrong, or that its user should know.
 
     Attributes:
@@ -107,7 +107,7 @@ class Audit:
 
     problems: int
     pays: dict[str, Pays]
-    findings: list[Finding]
+    findings: list[AuditFinding]
 
 
 @without_warnings()  # failures are findings
@@ -125,7 +125,7 @@ def audit_rewards(
     probes = {p.id: list(probes_of(p, form, matcher)) for p in problems}
     names = [*rewards.names, *(["total"] if len(rewards) > 1 else [])]
     pays: dict[str, Pays] = {name: {} for name in names}
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     tried = RewardSet(reward for reward in rewards if not reward.needs_trainer)
     for kind in MEANING:
         groups = [_group(p, [r for k, r in probes[p.id] if k == kind]) for p in problems]
@@ -160,8 +160,8 @@ def audit_rewards(
     return Audit(len(problems), pays, sorted(findings, key=lambda f: f.level))
 
 
-def _ends(name: str, error: RewardError) -> Finding:
-    return Finding(name, "fault", "ends", str(error), "Correct the function first.")
+def _ends(name: str, error: RewardError) -> AuditFinding:
+    return AuditFinding(name, "fault", "ends", str(error), "Correct the function first.")
 
 
 def audit_own(
@@ -226,7 +226,7 @@ def probes_of(problem: Problem, form: PromptFormat, matcher: str) -> Iterator[tu
 
 def behaviour(
     reward: Reward, problems: Sequence[Problem], probes: Mapping[str, Sequence[tuple[str, Rollout]]]
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """Call a reward again, in another order, and on completions alone, with a clock beside it."""
     few = [_group(p, [r for _, r in probes[p.id]]) for p in problems[:8]]
     count = sum(len(group.rollouts) for group in few)
@@ -234,7 +234,7 @@ def behaviour(
     first = _column(reward, few)
     seconds = (time.perf_counter() - began) / max(count, 1)
     if _differ(first, _column(reward, few)):
-        yield Finding(
+        yield AuditFinding(
             reward.name, "fault", "random", "the same completions earn another value each time",
             "Take chance, clocks and counters out of the reward.",
         )  # fmt: skip
@@ -248,17 +248,17 @@ def behaviour(
         for v in _column(reward, [replace(group, rollouts=[r])])
     ]
     if _differ(first, other):
-        yield Finding(
+        yield AuditFinding(
             reward.name, "fault", "order", "a value depends on the place of its completion in the batch",
             "Pair each completion with its own row: zip(completions, answer).",
         )  # fmt: skip
     elif _differ(first[: len(alone)], alone):
-        yield Finding(
+        yield AuditFinding(
             reward.name, "note", "batch", "a value depends on the other completions of the batch",
             "Meant for a comparison within a group; else score each completion alone.",
         )  # fmt: skip
     if seconds > SLOW_S:
-        yield Finding(
+        yield AuditFinding(
             reward.name, "note", "slow", f"{seconds:.2f} s for a completion: {64 * seconds:.0f} s for a step of 64",
             "Compile patterns and load models once, outside the function.",
         )  # fmt: skip
@@ -266,7 +266,7 @@ def behaviour(
 
 def judge(
     name: str, pays: Pays, golds: Mapping[str, str], *, first_failure: str = "", high: float = math.inf
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """Judge one reward, or the weighted sum, by what it paid.
 
     Args:
@@ -279,14 +279,14 @@ def judge(
     failed = {kind: paid.failures for kind, paid in pays.items() if paid.failures}
     if failed and name != "total":
         kinds = ", ".join(failed)
-        yield Finding(
+        yield AuditFinding(
             name, "fault", "fails", f"it fails on: {kinds}. The first time: {first_failure}",
             "A completion is any text: return a number for each, also without an answer.",
         )  # fmt: skip
     every = _every(pays)
     if max(every) - min(every) < 1e-9:
         if not failed:
-            yield Finding(
+            yield AuditFinding(
                 name, "fault", "constant", f"it pays {every[0]:g} for everything, right and wrong, full and empty",
                 "Look at its pattern or column: nothing that was tried meets it.", example=_example(pays, "gold", golds),
             )  # fmt: skip
@@ -294,7 +294,7 @@ def judge(
     if _looks_at_answers(pays):
         yield from _judge_answers(name, pays, golds)
     elif name == "total":
-        yield Finding(
+        yield AuditFinding(
             name, "fault", "no_answer_counts", "the sum hardly pays a right answer more than a wrong one",
             "Add rewards=[correct, …], with more weight than the others together.",
         )  # fmt: skip
@@ -302,7 +302,7 @@ def judge(
         yield from _judge_form(name, pays, golds, high)
 
 
-def _judge_answers(name: str, pays: Pays, golds: Mapping[str, str]) -> Iterator[Finding]:
+def _judge_answers(name: str, pays: Pays, golds: Mapping[str, str]) -> Iterator[AuditFinding]:
     """Rules for a reward that looks at the answer."""
     gold, near, empty = (
         {id: pays[kind].usual(id) for id in pays[kind].values} for kind in ("gold", "near miss", "empty")
@@ -310,10 +310,10 @@ def _judge_answers(name: str, pays: Pays, golds: Mapping[str, str]) -> Iterator[
 
     def fault(
         rule: str, kind: str, bad: list[str], text: str, advice: str, limit: float = FEW
-    ) -> Iterator[Finding]:
+    ) -> Iterator[AuditFinding]:
         share = wilson(len(bad), len(pays[kind].values)) if pays[kind].values else None
         if share is not None and share.value > limit:
-            yield Finding(
+            yield AuditFinding(
                 name,
                 "fault",
                 rule,
@@ -324,7 +324,7 @@ def _judge_answers(name: str, pays: Pays, golds: Mapping[str, str]) -> Iterator[
             )
 
     if pays["gold"].overall < pays["near miss"].overall:
-        yield Finding(
+        yield AuditFinding(
             name, "fault", "inverted",
             f"wrong answers earn {pays['near miss'].overall:.3g} on average, right ones {pays['gold'].overall:.3g}",
             "Turn its sign, or its weight, round.", example=_example(pays, "near miss", golds),
@@ -352,25 +352,25 @@ def _judge_answers(name: str, pays: Pays, golds: Mapping[str, str]) -> Iterator[
         )  # fmt: skip
     gap = pays["long"].overall - pays["gold"].overall
     if abs(gap) > 1e-9:
-        yield Finding(
+        yield AuditFinding(
             name, "note", "length", f"a long right text earns {abs(gap):.3g} {'more' if gap > 0 else 'less'} than a short one",
             "Completions will grow." if gap > 0 else "Completions will shrink; reasoning may go first.",
         )  # fmt: skip
 
 
-def _judge_form(name: str, pays: Pays, golds: Mapping[str, str], high: float) -> Iterator[Finding]:
+def _judge_form(name: str, pays: Pays, golds: Mapping[str, str], high: float) -> Iterator[AuditFinding]:
     """Rules for a reward that does not look at the answer: of form, length or style."""
     worst = max(NO_ANSWER, key=lambda kind: pays[kind].overall)
     gold, other = pays["gold"].overall, pays[worst].overall
     right = max(pays[kind].overall for kind in RIGHT if pays[kind].values)
     if right < other - 1e-9:
-        yield Finding(
+        yield AuditFinding(
             name, "note", "pays_no_answer", f"{MEANING[worst]}: earns {other:.3g}, a right completion {gold:.3g}",
             "Keep its weight well below that of correct, or pay it only for right answers.",
             example=_example(pays, worst, golds),
         )  # fmt: skip
     if math.isfinite(high) and max(_every(pays)) < high - 1e-6:
-        yield Finding(
+        yield AuditFinding(
             name, "note", "never_full", f"no completion that was tried reaches its greatest value, {high:g}; a right one earns {gold:.3g}",
             "If it rewards a form, are its tags those of the prompt format (prompt.format)?", example=_example(pays, "gold", golds),
         )  # fmt: skip

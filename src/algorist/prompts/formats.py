@@ -40,7 +40,7 @@ class QuestionOnly(PromptFormat):
 
 
 @dataclass(frozen=True)
-class Published(QuestionOnly):
+class PublishedPrompt(QuestionOnly):
     """A prompt without tags.
 
     The answer is the first match of ``stated``, or the last box
@@ -83,7 +83,7 @@ def harness_shots(problems: Sequence[Problem], train: Sequence[Problem], count: 
     }
 
 
-KINDS = {"plain": PromptFormat, "question_only": QuestionOnly, "published": Published}
+KINDS = {"plain": PromptFormat, "question_only": QuestionOnly, "published": PublishedPrompt}
 for _name, _parts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items():
     _kind = KINDS[_parts.pop("kind", "plain")]
     add_format(_kind(_name, Tags(*_parts.pop("tags", ())), **_parts))

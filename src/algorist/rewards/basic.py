@@ -38,7 +38,7 @@ def correct(
 
 
 def tagged_or_hash(text: str, tags: Tags = REASONING_TAGS) -> str:
-    """Return the first answer block, else the number after ``####``, else the whole text; stripped (S0.32)."""
+    """Return the first answer block, else the number after ``####``, else the whole text; stripped."""
     low = text.lower() if text.isascii() else text  # lower() may change the length of other texts
     start = low.find(tags.answer_open.lower())
     end = low.find(tags.answer_close.lower(), start) if start >= 0 else -1
@@ -48,7 +48,7 @@ def tagged_or_hash(text: str, tags: Tags = REASONING_TAGS) -> str:
     return match[1] if match else text.strip()
 
 
-@reward("correctness_numeric", low=0.0, high=1.0, source="S0.29, S0.33")
+@reward("correctness_numeric", low=0.0, high=1.0, source="OneShotGRPO")
 def correctness_numeric(
     completion: str, *, gold: str, tags: Tags = REASONING_TAGS, tolerance: float = 1e-6
 ) -> float:
@@ -65,7 +65,7 @@ def correctness_numeric(
     return float(math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance))
 
 
-@reward("numeric", low=0.0, high=1.0, source="S0.30")
+@reward("numeric", low=0.0, high=1.0, source="OneShotGRPO")
 def numeric(completion: str, *, tags: Tags = REASONING_TAGS, finite_only: bool = True) -> float:
     """1 when the answer is a number that ``float`` reads, else 0; "1e3" is one, "1,000" is not.
 
@@ -82,20 +82,20 @@ def last_tagged(text: str, tags: Tags = REASONING_TAGS) -> str:
     return text.rpartition(tags.answer_open)[2].partition(tags.answer_close)[0].strip()
 
 
-@reward("correctness_exact", low=0.0, high=2.0, aliases=("correctness",), source="S2.7")
+@reward("correctness_exact", low=0.0, high=2.0, aliases=("correctness",), source="the GSM8K gist")
 def correctness_exact(completion: str, *, gold: str, tags: Tags = REASONING_TAGS) -> float:
     """2 when the last answer is the gold text, character by character, else 0 ("5.0" is not "5")."""
     return 2.0 * (last_tagged(completion, tags) == gold)
 
 
-@reward("int", low=0.0, high=0.5, source="S2.8")
+@reward("int", low=0.0, high=0.5, source="the GSM8K gist")
 def integer(completion: str, *, tags: Tags = REASONING_TAGS) -> float:
     """0.5 when the last answer consists of digits only, else 0; no sign, no comma."""
     answer = last_tagged(completion, tags)
     return 0.5 * (answer.isascii() and answer.isdigit())
 
 
-@reward("reasoning_steps", low=0.0, high=1.0, source="S4.19")
+@reward("reasoning_steps", low=0.0, high=1.0, source="the R1-Zero reproduction")
 def reasoning_steps(completion: str, *, steps: int = 3) -> float:
     """The number of marked steps, up to ``steps``, as a share of it.
 
@@ -111,7 +111,7 @@ def reasoning_steps(completion: str, *, steps: int = 3) -> float:
     high=0.0,
     aliases=("repetition_penalty",),
     bounds=lambda max_penalty, **_: (max_penalty, 0.0),
-    source="S4.21",
+    source="the R1-Zero reproduction",
 )
 def repetition(
     completion: str,
@@ -129,7 +129,7 @@ def _ends(*, max_len: int, flipped: bool, **ends: float) -> tuple[float, float]:
     return min(ends.values()), max(ends.values())
 
 
-@reward("cosine", low=-0.5, high=1.0, bounds=_ends, source="S4.20, S4.23")
+@reward("cosine", low=-0.5, high=1.0, bounds=_ends, source="the R1-Zero reproduction")
 def cosine(
     completion: str,
     *,
@@ -205,20 +205,20 @@ def well_formed(completion: str, *, parsed: Parsed) -> float:
     return float(parsed.well_formed)
 
 
-@reward("tag_fraction", low=0.0, high=1.0, source="S0.31")
+@reward("tag_fraction", low=0.0, high=1.0, source="OneShotGRPO")
 def tag_fraction(completion: str, *, tags: Tags = REASONING_TAGS) -> float:
     """The share of the four tags that occur, whatever their order, number and case."""
     lowered = completion.lower()
     return sum(tag.lower() in lowered for tag in tags.all()) / 4
 
 
-@reward("tag_count", low=0.0, high=1.0, source="S4.24 (open-r1)")
+@reward("tag_count", low=0.0, high=1.0, source="the R1-Zero reproduction (open-r1)")
 def tag_count(completion: str, *, tags: Tags = THINK_TAGS) -> float:
     """0.25 for each of the four tags that occurs exactly once."""
     return 0.25 * sum(completion.count(tag) == 1 for tag in tags.all())
 
 
-@reward("exact_format", low=0.0, high=3.0, aliases=("match_format_exactly",), source="S1.39, S1.45")
+@reward("exact_format", low=0.0, high=3.0, aliases=("match_format_exactly",), source="grpo-tests")
 def exact_format(completion: str, *, tags: Tags = WORKING_TAGS, prefilled: bool = True) -> float:
     """3 when working and solution follow each other with nothing but whitespace around them, else 0.
 
@@ -238,14 +238,14 @@ def exact_format(completion: str, *, tags: Tags = WORKING_TAGS, prefilled: bool 
     return 3.0 * bool(working.strip() and solution.strip())
 
 
-@reward("approx_format", low=-3.0, high=1.5, aliases=("match_format_approximately",), source="S1.40")
+@reward("approx_format", low=-3.0, high=1.5, aliases=("match_format_approximately",), source="grpo-tests")
 def approx_format(completion: str, *, tags: Tags = WORKING_TAGS) -> float:
     """0.5 for each of end-of-working, solution-open and solution-close that occurs exactly once, else -1 for it."""
     counted = (tags.reasoning_close, tags.answer_open, tags.answer_close)
     return sum(0.5 if completion.count(tag) == 1 else -1.0 for tag in counted)
 
 
-@reward("soft_format", low=0.0, high=0.5, source="S2.10")
+@reward("soft_format", low=0.0, high=0.5, source="the GSM8K gist")
 def soft_format(completion: str, *, tags: Tags = REASONING_TAGS) -> float:
     """0.5 when the text starts with a reasoning block, then whitespace, then an answer block; text may follow."""
     if not completion.startswith(tags.reasoning_open):
@@ -254,7 +254,7 @@ def soft_format(completion: str, *, tags: Tags = REASONING_TAGS) -> float:
     return 0.5 * (end is not None and completion.find(tags.answer_close, end) >= 0)
 
 
-@reward("strict_format", low=0.0, high=0.5, source="S2.9")
+@reward("strict_format", low=0.0, high=0.5, source="the GSM8K gist")
 def strict_format(
     completion: str, *, tags: Tags = REASONING_TAGS, require_final_newline: bool = True
 ) -> float:
@@ -271,7 +271,7 @@ def strict_format(
     return 0.5 * (end is not None and text[end:].endswith(f"\n{tags.answer_close}\n"))
 
 
-@reward("xmlcount", low=-10.0, high=0.5, bounds=lambda floor, **_: (floor, 0.5), source="S2.11–S2.12")
+@reward("xmlcount", low=-10.0, high=0.5, bounds=lambda floor, **_: (floor, 0.5), source="the GSM8K gist")
 def xmlcount(
     completion: str,
     *,
@@ -293,7 +293,7 @@ def xmlcount(
     return min(0.5, max(floor, value))
 
 
-@reward("think_answer_format", low=0.0, high=1.0, aliases=("format",), source="S4.18")
+@reward("think_answer_format", low=0.0, high=1.0, aliases=("format",), source="the R1-Zero reproduction")
 def think_answer_format(completion: str, *, tags: Tags = THINK_TAGS) -> float:
     """1 when the text starts with the think block, then whitespace, then an answer block that ends its line.
 

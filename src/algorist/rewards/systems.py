@@ -69,7 +69,7 @@ THINK_TAGS = Tags("<think>", "</think>", "<answer>", "</answer>")
 _LATEX = re.compile(r"[\\$]")
 
 
-@reward("accuracy", low=0.0, high=1.0, source="S4.15, S4.22")
+@reward("accuracy", low=0.0, high=1.0, source="the R1-Zero reproduction")
 def accuracy(
     completion: str,
     *,
@@ -92,7 +92,7 @@ def accuracy(
     return neutral if graded.reason == "unparseable_gold" else float(graded.correct)
 
 
-@reward("accuracy_last_number", low=0.0, high=1.0, source="S4.16")
+@reward("accuracy_last_number", low=0.0, high=1.0, source="the R1-Zero reproduction")
 def accuracy_last_number(completion: str, *, gold: str, tags: Tags = THINK_TAGS) -> float:
     """1 when the last numbers of the answer block and of the gold agree within 1e-6, else when the texts do.
 
@@ -140,9 +140,7 @@ def _band(value: float, truth: float, paid: Sequence[float]) -> float:
     return paid[2] if 0.8 <= ratio <= 1.2 else paid[3]
 
 
-@reward(
-    "check_answer", low=-2.0, high=5.0, bounds=_range(ANSWER_TABLES), source="S1.41, S1.43–S1.44, section 6.3"
-)
+@reward("check_answer", low=-2.0, high=5.0, bounds=_range(ANSWER_TABLES), source="grpo-tests")
 def check_answer(
     completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: Variant = "bounded"
 ) -> float:
@@ -166,7 +164,7 @@ def check_answer(
     return _band(value, expected, (exact, *bands))
 
 
-@reward("check_numbers", low=-1.5, high=3.0, bounds=_range(NUMBER_TABLES), source="S1.42–S1.44, section 6.3")
+@reward("check_numbers", low=-1.5, high=3.0, bounds=_range(NUMBER_TABLES), source="grpo-tests")
 def check_numbers(
     completion: str, *, gold: str, tags: Tags = WORKING_TAGS, variant: Variant = "bounded"
 ) -> float:
@@ -199,7 +197,7 @@ _VARIABLE = re.compile(r"\d[a-zA-Z](?:\^\{?\d+\}?)?$|\d[a-zA-Z]\d")
 
 
 def _same_form(answer: str, truth: str) -> bool:
-    """Return False for an unreduced fraction, or for a non-integer writing of an integer (S3.31).
+    """Return False for an unreduced fraction, or for a non-integer writing of an integer.
 
     Both are looked at without what the original's normalisers drop: text wrappers, units, degrees, percent, ``x =``.
     """
@@ -229,7 +227,7 @@ def _graded(answer: str | None, ground_truth: Truth, *, fast: bool, matcher: str
 def r1_zero_reward_fn(
     response: str, ground_truth: Truth, fast: bool = True, *, gap: str = " ", matcher: str = "symbolic"
 ) -> dict[str, float]:
-    """Grade a response to the ``r1_zero`` prompt (S3.27–S3.31).
+    """Grade a response to the ``r1_zero`` prompt.
 
     Args:
         response: The text after the opening think tag that the prompt ends with.
@@ -260,7 +258,7 @@ def _box(text: str) -> str | None:
 def question_only_reward_fn(
     response: str, ground_truth: Truth, fast: bool = True, *, matcher: str = "symbolic"
 ) -> dict[str, float]:
-    """Grade a response whose answer is its last box (S3.30); the same triples as ``r1_zero_reward_fn``.
+    """Grade a response whose answer is its last box; the same triples as ``r1_zero_reward_fn``.
 
     Unlike the original's, a box inside ``<think>`` is no answer, nor is one that is taken back ("not" before it).
     """
@@ -270,7 +268,7 @@ def question_only_reward_fn(
     return _graded(_box(body), ground_truth, fast=fast, matcher=matcher)
 
 
-@reward("r1_zero", low=0.0, high=1.0, source="S3.27–S3.31")
+@reward("r1_zero", low=0.0, high=1.0, source="Policy gradients on MATH")
 def r1_zero(
     completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True, any_gap: bool = False
 ) -> float:
@@ -282,7 +280,7 @@ def r1_zero(
     return r1_zero_reward_fn(completion, gold, fast, gap=gap, matcher=matcher)["reward"]
 
 
-@reward("question_only", low=0.0, high=1.0, source="S3.30")
+@reward("question_only", low=0.0, high=1.0, source="Policy gradients on MATH")
 def question_only(completion: str, *, gold: str, matcher: str = "symbolic", fast: bool = True) -> float:
     """1 when the last box holds the right answer, else 0."""
     return question_only_reward_fn(completion, gold, fast, matcher=matcher)["reward"]

@@ -71,7 +71,7 @@ def sample_problems(
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampleCounts:
     """Counts of sampled completions."""
 
     path: str
@@ -94,7 +94,7 @@ def sample(
     per_problem: int | None = None,
     model: Path | str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Sampled:
+) -> SampleCounts:
     """Sample the recipe's training problems and write the right completions to ``path`` (JSONL), with their provenance beside them.
 
     Args:
@@ -149,7 +149,7 @@ def sample(
     return result
 
 
-def provenance(plan: Plan, model: str, samples: int, text: str, counts: Sampled) -> str:
+def provenance(plan: Plan, model: str, samples: int, text: str, counts: SampleCounts) -> str:
     """Return as JSON how the demonstrations ``text`` were made."""
     recipe = plan.recipe
     made_by = {
@@ -183,7 +183,7 @@ def demonstrations(
     form: PromptFormat,
     path: Path,
     per_problem: int | None = None,
-) -> tuple[str, Sampled]:
+) -> tuple[str, SampleCounts]:
     """Return the right completions among the rows of ``evaluate`` as JSONL, each once, and the counts."""
     known = {problem.id: problem for problem in problems}
     right = [row for row in rows if row["correct"]]
@@ -213,4 +213,4 @@ def demonstrations(
             lines.append(json.dumps(line, ensure_ascii=False, default=str) + "\n")
     solved = len({row["problem_id"] for row in right})
     counts = len(problems), len(rows), len(right), solved, repeated, unreadable, len(lines)
-    return "".join(lines), Sampled(str(path), *counts)
+    return "".join(lines), SampleCounts(str(path), *counts)

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from algorist.declared import Declared, extension, registered
+from algorist.declared import Declared, registered
+from algorist.declared import extension as extension
 from algorist.errors import ConfigError
 from algorist.types import Group, Problem
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from algorist.training.lm_head import OfHead
     from algorist.training.metrics import Metrics
     from algorist.training.objective import LossInputs
-
-__all__ = ["Control", "Event", "Extension", "Extensions", "Policy", "Sampled", "Sampler", "extension"]
 
 
 @dataclass
@@ -108,7 +107,7 @@ class Control:
             self.metrics = {**self.metrics, **other.metrics}
 
 
-class Sampler(Protocol):
+class SamplingTrainer(Protocol):
     """Trainer interface for the hooks ``problems`` and ``groups``."""
 
     resting: set[str]
@@ -132,7 +131,7 @@ class Sampler(Protocol):
         """Mark the groups that carry a signal."""
 
 
-class Policy(Protocol):
+class PolicyTrainer(Protocol):
     """Trainer interface for the hooks ``prepare``, ``batch`` and ``update``."""
 
     problems: list[Problem]
@@ -192,20 +191,20 @@ class Extension(Declared):
         """
         return None
 
-    def prepare(self, model: Any, trainer: Policy) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         """Take the policy as it is before the first step of GRPO; the trainer has its problems and its engine."""
 
-    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+    def problems(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Choose other problems for a rollout batch that begins, as many; or put there the groups that were sampled before."""
 
-    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+    def groups(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Change the sampled groups, before advantages are computed."""
 
-    def batch(self, batch: Batch, policy: Policy) -> Batch:
+    def batch(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         """Return the rollout batch of this process, whose advantages are known, with more numbers per token."""
         return batch
 
-    def update(self, batch: Batch, policy: Policy) -> Batch:
+    def update(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         """Return the batch of one optimizer step with numbers per token that depend on the policy of now."""
         return batch
 
@@ -308,7 +307,7 @@ class Extensions:
         """Collect the previews of the extensions that have one, by name."""
         return {part.name: dict(says) for part in self if (says := part.preview(look)) is not None}
 
-    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+    def problems(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Let each choose the problems of a rollout batch; their number stays (ConfigError)."""
         count = len(sampled.problems)
         for part in self:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from algorist.objectives import Objective
 from algorist.training.batch import Batch
-from algorist.training.extension import Event, Extensions, Policy, Sampled, Sampler
+from algorist.training.extension import Event, Extensions, PolicyTrainer, Sampled, SamplingTrainer
 from algorist.training.metrics import Averages, Metrics
 from algorist.training.objective import LossInputs, advantages_of, loss_of, of_heads, rows_to_compute
 from algorist.types import Group, Problem
@@ -67,7 +67,7 @@ class Learner(Protocol):
         """Return the metrics of all processes."""
 
 
-class Collector(Learner, Sampler, Policy, Protocol):
+class Collector(Learner, SamplingTrainer, PolicyTrainer, Protocol):
     """Trainer interface that a GRPO step needs in addition."""
 
     position: int

@@ -136,7 +136,7 @@ def test_openmath_reasoning_on_real_rows(shared_data: Path) -> None:
     assert problems[0].question.startswith("Solve for $y$:") and problems[0].answer == "2"
     assert all(p.solution for p in problems)
     numeric = load("openmath_reasoning", path, "train", numeric_answers_only=True)
-    assert 50 < len(numeric) < 100  # S1.30: the others are formulas
+    assert 50 < len(numeric) < 100  # the others are formulas
     assert all(numeric_value(p.answer) is not None for p in numeric)
 
 
@@ -274,7 +274,7 @@ def test_dapo_reads_each_published_layout(tmp_path: Path, row: dict[str, Any]) -
 
 
 def test_dapo_without_an_answer_names_the_field(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="training dataset has no 'answer' field"):  # S1.29
+    with pytest.raises(ValueError, match="training dataset has no 'answer' field"):
         load("dapo", jsonl(tmp_path, [{"prompt": "q", "note": "n"}]), "train")
     assert plain_problem([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]) == "q"
 
@@ -361,7 +361,7 @@ def test_own_hub_datasets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch)
     for name, (hub, split, values) in asked.items():
         with pytest.raises(DataError, match=f"'{hub}' \\(split {split}\\)"):
             load(name, **values)
-    assert ("open-r1/DAPO-Math-17k-Processed", "en", "test") in calls  # S1.28
+    assert ("open-r1/DAPO-Math-17k-Processed", "en", "test") in calls
     for section in ({"hub": "me/mine"}, {"hub": "me/mine", "subset": "small"}):
         with pytest.raises(DataError, match="'me/mine'"):
             load("dapo", split="train", **section)
@@ -439,7 +439,7 @@ def test_holdout_cuts_without_overlap(shared_data: Path) -> None:
     path = shared_data / "dapo_math_14k"
     train = load("holdout", path, "train", params={"of": "dapo"})
     rest = load("holdout", path, "train", params={"of": "dapo", "part": "held_out"})
-    assert len(train) == int(14_116 * 0.9)  # S1.33
+    assert len(train) == int(14_116 * 0.9)
     assert 1200 < len(rest) <= 14_116 - len(train)  # without the repeated questions, about one in a hundred
     assert overlap(train, rest) == []
     halves = [

@@ -17,7 +17,7 @@ import pytest
 from algorist.errors import MissingExtraError
 from algorist.extensions.full_python import FullPython
 from algorist.extensions.full_python.worker import prepare
-from algorist.extensions.toolbox.base import Limits, Output
+from algorist.extensions.toolbox.base import Output, ToolLimits
 from algorist.extensions.toolbox.python import Python
 
 pytest.importorskip("pydantic_monty")
@@ -57,7 +57,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SNIPPETS["hostile"])
 def test_hostile_code_gets_nowhere(kind: str, trap: Any) -> None:
-    limits = Limits(seconds=0.3, memory_mb=32, output_characters=500)
+    limits = ToolLimits(seconds=0.3, memory_mb=32, output_characters=500)
     python = Python(limits)
     python.check()
     session = python.call("kept = 41", None).session
@@ -89,7 +89,7 @@ def test_hostile_code_gets_nowhere(kind: str, trap: Any) -> None:
 
 
 def test_fair_code_runs() -> None:
-    python = Python(Limits())
+    python = Python(ToolLimits())
     codes = [pair for pairs in SNIPPETS["fair"].values() for pair in pairs]
     outputs = [(code, python.call(code, None), expected) for code, expected in codes]
     lost = {code: output for code, output, expected in outputs if output.text != expected}
@@ -102,7 +102,7 @@ def test_fair_code_runs() -> None:
 
 
 def test_calls_share_their_variables_and_are_repeatable() -> None:
-    python = Python(Limits(seconds=0.2, memory_mb=32))
+    python = Python(ToolLimits(seconds=0.2, memory_mb=32))
     first = python.call("import math, random\nx = [1]\ndef f(n): return math.sqrt(n)\nrandom.random()", None)
     second = python.call("x.append(f(9))\nx", first.session)
     assert (second.text, second.error) == ("[1, 3.0]", "")
@@ -116,7 +116,7 @@ def test_calls_share_their_variables_and_are_repeatable() -> None:
 
 
 def confined(**limits: Any) -> FullPython:
-    python = FullPython(Limits(**limits))
+    python = FullPython(ToolLimits(**limits))
     try:
         python.check()
     except MissingExtraError as error:
@@ -183,7 +183,7 @@ def test_full_python_is_refused_where_nothing_confines_it(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_ten_thousand_calls() -> None:
-    python = Python(Limits())
+    python = Python(ToolLimits())
     python.check()
     began = time.perf_counter()
     session = None

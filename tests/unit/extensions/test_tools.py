@@ -17,7 +17,7 @@ from algorist.config import load_recipe
 from algorist.data.arithmetic import equations
 from algorist.errors import ConfigError, TrainingError
 from algorist.extensions.problem_sets.story_problems import story_problems
-from algorist.extensions.toolbox.base import Limits
+from algorist.extensions.toolbox.base import ToolLimits
 from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as_text, last_sum, value_of
 from algorist.extensions.tools.formats import CallFormat
 from algorist.extensions.tools.section import ToolsSection
@@ -62,7 +62,7 @@ TAGS = CallFormat("tags", ("calculator", "python"), ("calculator",))
     ],
 )
 def test_sums_are_exact(expression: str, value: str) -> None:
-    assert Calculator(Limits()).call(expression, None).text == value
+    assert Calculator(ToolLimits()).call(expression, None).text == value
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_sums_are_exact(expression: str, value: str) -> None:
      "9" * 150, "9**99 * 9**99", "__import__('os')", "1 if 1 else 2", "[1]*9", "\ud800", "½", "--" * 60 + "1", "lambda: 1"],
 )  # fmt: skip
 def test_what_is_no_sum_is_an_error(text: str) -> None:
-    output = Calculator(Limits()).call(text, None)
+    output = Calculator(ToolLimits()).call(text, None)
     assert output.error == "NotArithmetic" and output.text.startswith("Error: ")
 
 
@@ -178,7 +178,9 @@ def test_worked_solutions_become_calls(form: CallFormat, real_data: Path) -> Non
             call = form.find(worked[:begin])
             assert call is not None and call.tool == "calculator"
             before, after = form.around("calculator", worked[:begin])
-            assert worked[begin:end] == before + Calculator(Limits()).call(call.request, None).text + after
+            assert (
+                worked[begin:end] == before + Calculator(ToolLimits()).call(call.request, None).text + after
+            )
         calls += len(spans)
         last = text.rstrip(". \n").split()[-1]
         assert last.isdigit() is False or last in worked
@@ -298,7 +300,8 @@ def test_sums_as_people_write_them_are_calls(solution: str, worked: str) -> None
     ((begin, end),) = EQUALS.replies(worked)
     call = EQUALS.find(worked[:begin])
     assert (
-        call is not None and worked[begin:end].strip() == Calculator(Limits()).call(call.request, None).text
+        call is not None
+        and worked[begin:end].strip() == Calculator(ToolLimits()).call(call.request, None).text
     )
 
 

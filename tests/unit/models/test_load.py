@@ -50,7 +50,7 @@ def tiny(**settings: Any) -> ModelSection:
     return ModelSection.model_validate({"name": "tiny", "tiny": SIZES, **settings})
 
 
-# --- type of weights (S0.42, S2.19)
+# --- type of weights
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -83,7 +83,7 @@ def test_a_folder_is_loaded_like_the_run_it_belongs_to(tmp_path: Path) -> None:
     assert describe(found.model) == "bfloat16 on cpu, attention eager"
 
 
-# --- attention kernel (S2.19)
+# --- attention kernel
 
 
 def test_flash_attention_is_chosen_where_it_runs_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_the_fast_paths_do_not_depend_on_the_kernel() -> None:
         model(ids)
 
 
-# --- the adapter in several processes (S2.20)
+# --- the adapter in several processes
 
 
 def gist(folder: Path, *overrides: str) -> Recipe:
@@ -220,7 +220,7 @@ def test_a_resumed_run_keeps_what_it_began_with(rule: str, tmp_path: Path) -> No
         started(gist(tmp_path, "model.lora.in_several_processes=keep"))
 
 
-# --- memory of GPUs (S0.44, S1.11)
+# --- memory of GPUs
 
 
 def test_vllm_gets_30_percent_of_the_memory_unless_told_otherwise() -> None:

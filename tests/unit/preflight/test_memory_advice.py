@@ -1,4 +1,4 @@
-"""Memory planned from a model's configuration alone, and what is advised, in which order, where it does not fit (S4.34)."""
+"""Memory planned from a model's configuration alone, and what is advised, in which order, where it does not fit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numina(*overrides: str) -> Recipe:
     ).recipe
 
 
-def steps(recipe: Recipe, size: str, limit: float) -> list[fit.Step]:
+def steps(recipe: Recipe, size: str, limit: float) -> list[fit.MemoryChange]:
     config = Qwen2Config(**SHAPES[size])
     plan = partial(plan_from_config, stage="grpo", config=config, dtype=torch.bfloat16)
     return memory_steps(recipe, "grpo", plan, config, int(limit * GB))
@@ -69,7 +69,7 @@ LIMITS = {"0.5B": 4.5, "3B": 20.0, "7B": 48.0}
 
 
 @cache
-def advised(size: str) -> list[fit.Step]:
+def advised(size: str) -> list[fit.MemoryChange]:
     """Return the steps for the recipe as it is where nothing fits."""
     return steps(numina(), size, LIMITS[size])
 

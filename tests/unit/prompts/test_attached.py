@@ -121,7 +121,7 @@ def test_system_prompts_show_their_tags(name: str) -> None:
     if name == "reasoning_answer":
         assert form.system_prompt.count("\n...\n") == 2
     if name == "working_solution":
-        assert form.system_prompt.count("\n") == 3  # S1.37: four lines
+        assert form.system_prompt.count("\n") == 3  # four lines
 
 
 def test_a_prompt_is_a_system_and_a_user_message() -> None:

@@ -146,11 +146,11 @@ def test_total_is_the_weighted_sum() -> None:
     rewards = default_reward_functions()
     assert rewards.weights == DEFAULT_REWARD_WEIGHTS == [1.0, 0.1, 0.1]
     told = rewards.explain(RIGHT, "12")
-    assert told.total == pytest.approx(1.2)  # S0.28
+    assert told.total == pytest.approx(1.2)
     assert told.components == {"correctness_numeric": 1.0, "numeric": 1.0, "tag_fraction": 1.0}
     assert rewards.explain("<answer>3</answer>", "12").total == pytest.approx(0.1 + 0.05)
     assert rewards.bounds == pytest.approx((0.0, 1.2))
-    assert breakdown({"a": 2.0, "b": 1.0, "c": None}, {"a": 0.5}).total == 2.0  # unknown weight 1 (S0.37)
+    assert breakdown({"a": 2.0, "b": 1.0, "c": None}, {"a": 0.5}).total == 2.0  # unknown weight 1
 
 
 def test_range_of_the_total() -> None:

@@ -1,6 +1,6 @@
 """The matcher ``hendrycks_sympy``: MATH's string normaliser, then tuples, fractions and differences as PRM800K grades them.
 
-Behaviour of S3.24–S3.33 without its ``eval``: where that system simplifies a difference with sympy, our own comparison decides.
+It behaves as that system does, without its ``eval``: where that system simplifies a difference with sympy, our own comparison decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _braced(text: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """Return MATH's normal form of an answer (S3.32)."""
+    """Return MATH's normal form of an answer."""
     text = answer.strip()
     wrapped = re.fullmatch(r"\\text\{(.+?)\}", text)
     text = wrapped[1].strip() if wrapped else text
@@ -109,7 +109,7 @@ def _risky(text: str) -> bool:
 
 
 def hendrycks_sympy(answer: str, gold: str) -> bool:
-    """Return the verdict of S3.31."""
+    """Return the verdict."""
     if normalise(answer) == normalise(gold):
         return True
     truth, said = _sympy_form(gold), _sympy_form(answer)

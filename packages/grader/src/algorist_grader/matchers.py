@@ -42,7 +42,7 @@ def _matcher(name: str, claim: str) -> Callable[[Judge], Judge]:
     return decorate
 
 
-@_matcher("exact", "the same characters, white space around them aside (S2.7)")
+@_matcher("exact", "the same characters, white space around them aside")
 def _exact(answer: str, gold: str, limits: Limits) -> Verdict:
     return _same_text(answer.strip(), gold.strip())
 
@@ -79,10 +79,7 @@ def _numeric(answer: str, gold: str, limits: Limits) -> Verdict:
     return number_verdict(answer, gold, is_close(left, right, limits.tolerance))
 
 
-@_matcher(
-    "ratio_bands",
-    "a number within 10 % of the gold one (S1.42's first band): near is right; not for honest figures",
-)
+@_matcher("ratio_bands", "a number within 10 % of the gold one: near is right; not for honest figures")
 def _ratio_bands(answer: str, gold: str, limits: Limits) -> Verdict:
     if answer.strip() == gold.strip():
         return True, "equal_string"
@@ -110,7 +107,7 @@ def _symbolic_fast(answer: str, gold: str, limits: Limits) -> Verdict:
     return symbolic(answer, gold, limits, slow=False)
 
 
-@_matcher("hendrycks_sympy", "MATH's normaliser, then PRM800K's rules (S3.31): unreduced fractions are wrong")
+@_matcher("hendrycks_sympy", "MATH's normaliser, then PRM800K's rules: unreduced fractions are wrong")
 def _hendrycks(answer: str, gold: str, limits: Limits) -> Verdict:
     if too_long := _too_long(answer, gold):
         return too_long

@@ -14,7 +14,7 @@ from string import Template
 
 from algorist.errors import ConfigError
 from algorist.prompts.base import PromptFormat
-from algorist.prompts.formats import Published
+from algorist.prompts.formats import PublishedPrompt
 from algorist.types import Problem
 from algorist_grader.user_code import find_file
 
@@ -22,9 +22,7 @@ PACKAGE = Path(__file__).with_name("package")
 """The texts, where the package has them: ``name`` is the package's, and each ends in ``.txt``."""
 
 
-def write_environment(
-    target: Path, problems: Sequence[Problem], form: PromptFormat, matcher: str
-) -> list[str]:
+def write_package(target: Path, problems: Sequence[Problem], form: PromptFormat, matcher: str) -> list[str]:
     """Write the package into a new folder, whose name it has; return its files.
 
     Raises:
@@ -77,7 +75,7 @@ def _tags(form: PromptFormat) -> tuple[str, ...]:
         )
     if form.is_chat and not form.prefilled_start and type(form).parse is PromptFormat.parse:
         return form.tags.all()
-    if form.is_chat and type(form) is Published and not form.stated and "\\boxed" in form.closing:
+    if form.is_chat and type(form) is PublishedPrompt and not form.stated and "\\boxed" in form.closing:
         return ()
     raise ConfigError(
         f"prompt.format is {form.name}, whose prompts or answers other trainers could not write or read; take one that is a chat with "

@@ -27,7 +27,7 @@ FAR_FROM = 10
 """Times the largest model of the table beyond which its errors say nothing."""
 
 
-class Forecast(Result):
+class ForecastResult(Result):
     """Gain to expect of GRPO, and what to do."""
 
     verdict: Annotated[str, "train, SFT first, a teacher pays more, do not train this"]
@@ -65,7 +65,7 @@ def forecast(
     table: Path | None = None,
     add: Path | None = None,
     as_json: bool = False,
-) -> Forecast:
+) -> ForecastResult:
     """Before GRPO: the gain to expect on held-out problems, its 90 % interval, hours, plateau, and whether to train at all.
 
     Args:
@@ -128,7 +128,7 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
 
 def _forecast(
     row: dict[str, Any], table: list[dict[str, Any]], happened: list[float] | None, *, sft: bool
-) -> Forecast:
+) -> ForecastResult:
     from algorist.extensions.forecast.fit import Fitted
     from algorist.extensions.forecast.verdict import LONG, SFT, errors_of, nearest, steps_to_most, verdict
 
@@ -144,7 +144,7 @@ def _forecast(
             "are those of smaller ones; your own runs teach it: algorist forecast RUN --add FILE, then --table FILE"
         )
     like = [{key: one[key] for key in ("name", "start", "gain")} for one in nearest(table, row)]
-    return Forecast(
+    return ForecastResult(
         word,
         why,
         {**asdict(gain), "plateau": fitted.forecast(row, LONG).value},
@@ -161,7 +161,7 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def _rows(f: Forecast) -> Iterator[tuple[str, str]]:
+def _rows(f: ForecastResult) -> Iterator[tuple[str, str]]:
     from algorist.diagnosis.rule import Share
     from algorist.evaluation.estimators import share_interval
     from algorist.extensions.forecast.fit import pass_rates

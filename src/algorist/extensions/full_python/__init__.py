@@ -12,7 +12,7 @@ import textwrap
 from functools import lru_cache
 
 from algorist.errors import MissingExtraError
-from algorist.extensions.toolbox.base import Limits, Output, clipped, tool
+from algorist.extensions.toolbox.base import Output, ToolLimits, clipped, tool
 from algorist_grader.child_process import START_S, Child
 
 MOST_CODE = 20_000
@@ -34,7 +34,7 @@ class FullPython:
     inline = False
     called = "python"
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ToolLimits) -> None:
         self.limits = limits
 
     def check(self) -> None:

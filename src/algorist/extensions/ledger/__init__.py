@@ -15,7 +15,15 @@ from pydantic import Field
 from algorist.config.section import Section
 from algorist.errors import is_out_of_memory
 from algorist.extensions.ledger.rules import RULES
-from algorist.training.extension import Control, Event, Extension, Policy, Sampled, Sampler, extension
+from algorist.training.extension import (
+    Control,
+    Event,
+    Extension,
+    PolicyTrainer,
+    Sampled,
+    SamplingTrainer,
+    extension,
+)
 
 if TYPE_CHECKING:
     from algorist.extensions.ledger.weights import StepWatch
@@ -74,7 +82,7 @@ class BeforeOthers(_Always):
 
     name, order = "ledger_before", 0
 
-    def batch(self, batch: Batch, policy: Policy) -> Batch:
+    def batch(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         return replace(batch, extra={**batch.extra, BY_REWARD: batch.advantages})
 
 
@@ -86,10 +94,10 @@ class Ledger(_Always):
     silent = False
     watch: StepWatch | None = None
 
-    def problems(self, sampled: Sampled, sampler: Sampler) -> None:
+    def problems(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         self.sampled = sampled
 
-    def batch(self, batch: Batch, policy: Policy) -> Batch:
+    def batch(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         extra = dict(batch.extra)
         by_reward, sampled, self.sampled = extra.pop(BY_REWARD, None), self.sampled, None
         metrics, right = _entries(batch, sampled, by_reward, policy)
@@ -102,7 +110,7 @@ class Ledger(_Always):
             extra[CORRECT] = right.to(batch.mask.device)[:, None].expand(batch.mask.shape)
         return replace(batch, extra=extra)
 
-    def update(self, batch: Batch, policy: Policy) -> Batch:
+    def update(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         trainer = self.watch.trainer if self.watch is not None else None
         every = self.recipe.grpo.ledger_every if self.recipe is not None else 0
         if trainer is None or not every or trainer.state.global_step % every != min(1, every - 1):
@@ -136,7 +144,7 @@ class Ledger(_Always):
         return None
 
 
-def _entries(batch: Batch, sampled: Sampled | None, by_reward: Any, policy: Policy) -> Any:
+def _entries(batch: Batch, sampled: Sampled | None, by_reward: Any, policy: PolicyTrainer) -> Any:
     """Return the entries of a rollout batch as metrics that add up over processes, and the centred correctness (B,) or None."""
     from algorist.extensions.ledger.shares import (
         centred_correctness,

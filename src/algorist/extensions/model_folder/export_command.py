@@ -129,7 +129,7 @@ def _environment(
     """Write the problems of a recipe as environments for others."""
     from algorist.data import load_problems
     from algorist.evaluation.benchmark_option import read_benchmarks
-    from algorist.extensions.environments.export import write_environment
+    from algorist.extensions.environments.export import write_package
     from algorist.runs.asking import recipe_format
 
     if to is None:
@@ -140,7 +140,7 @@ def _environment(
     recipe = load_run_recipe(run, runs="all") if run else read_recipe(name, overrides)
     section = read_benchmarks([data], split="train")[0].section if data else recipe.data.train
     problems = load_problems(section)[:limit]
-    files = write_environment(to, problems, recipe_format(recipe), recipe.matcher)
+    files = write_package(to, problems, recipe_format(recipe), recipe.matcher)
     lines = [
         f"wrote {to}: {len(problems)} problems; {', '.join(files)}",
         f"Next: {to}/README.md says how others take it",

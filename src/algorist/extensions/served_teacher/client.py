@@ -17,7 +17,7 @@ from algorist.extensions.teacher.divergence import LEAST
 from algorist.extensions.teacher.model import Teacher
 from algorist.runs.endpoint import Server
 from algorist.training.batch import Batch
-from algorist.training.extension import Policy
+from algorist.training.extension import PolicyTrainer
 from algorist.training.lm_head import OfHead
 
 ROWS, CONNECTIONS = 16, 8
@@ -65,10 +65,10 @@ class Served(Teacher):
     def line(self) -> str:
         return f"teacher {self.name}, served by {self.server}; its token ids and scores were tried"
 
-    def log_probs(self, batch: Batch, policy: Policy, of_head: OfHead | None = None) -> Tensor:
+    def log_probs(self, batch: Batch, policy: PolicyTrainer, of_head: OfHead | None = None) -> Tensor:
         return self.top(batch, policy, 0)[..., 1]
 
-    def top(self, batch: Batch, policy: Policy, k: int) -> Tensor:
+    def top(self, batch: Batch, policy: PolicyTrainer, k: int) -> Tensor:
         numbers = torch.zeros(len(batch), batch.width, 2 + 2 * k)
         parts = [range(start, min(start + ROWS, len(batch))) for start in range(0, len(batch), ROWS)]
 
@@ -84,7 +84,7 @@ class Served(Teacher):
             list(pool.map(fill, parts))
         return numbers.to(batch.mask.device)
 
-    def mass_left_out(self, batch: Batch, policy: Policy) -> None:
+    def mass_left_out(self, batch: Batch, policy: PolicyTrainer) -> None:
         return None
 
     def scores(self, texts: Sequence[Sequence[int]], k: int) -> list[list[dict[str, Any]]]:

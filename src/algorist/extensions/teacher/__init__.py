@@ -22,7 +22,7 @@ from pydantic import Field
 
 from algorist.config.section import Section
 from algorist.extensions.teacher.rules import RULES
-from algorist.training.extension import Extension, Policy, extension
+from algorist.training.extension import Extension, PolicyTrainer, extension
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +104,7 @@ class Distillation(Extension):
     def open(self, run: Any) -> None:
         self.say = run.display.say
 
-    def prepare(self, model: Any, trainer: Policy) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         from algorist.extensions.teacher.remote import load_teacher
 
         temperature = self.section.temperature or self.recipe.grpo.temperature
@@ -112,7 +112,7 @@ class Distillation(Extension):
         self.teacher = load_teacher(section, model, trainer.tokenizer, like=self.recipe.model)
         self.say(self.teacher.line())
 
-    def batch(self, batch: Batch, policy: Policy) -> Batch:
+    def batch(self, batch: Batch, policy: PolicyTrainer) -> Batch:
         """Let the teacher read the completions; ``sampled``: subtract the disagreement from the advantages."""
         self.weigh_left_out(batch, policy)
         began = time.perf_counter()
@@ -129,7 +129,7 @@ class Distillation(Extension):
         policy.note(count(gap, numbers, batch.mask))
         return replace(batch, advantages=batch.advantages - self.section.weight * gap)
 
-    def weigh_left_out(self, batch: Batch, policy: Policy) -> None:
+    def weigh_left_out(self, batch: Batch, policy: PolicyTrainer) -> None:
         """Log once how much of the teacher's mass lies on the rows that its head was cut by."""
         few = batch.take(range(min(4, len(batch))))
         if self.mass_is_known or not few.mask.any():
@@ -171,7 +171,7 @@ class Distillation(Extension):
         part.terms.append(self.section.weight * value)
 
 
-def note(policy: Policy, name: str, value: float) -> None:
+def note(policy: PolicyTrainer, name: str, value: float) -> None:
     """Log a number of a rollout batch."""
     from algorist.training.metrics import Metrics
 

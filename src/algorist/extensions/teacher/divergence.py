@@ -30,7 +30,7 @@ TeacherLogs = Callable[[Tensor, Tensor], Tensor]
 """Numbers of the teacher for n tokens (``Batch.extra``), the student's log-probs (n, R) → the teacher's (n, R)."""
 
 
-class Comparison(NamedTuple):
+class Divergence(NamedTuple):
     """Comparison of the student's states with a teacher.
 
     Attributes:
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor | None, bias_V: Tensor | None, compared: Comparison
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor | None, bias_V: Tensor | None, compared: Divergence
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V)
         ctx.compared, ctx.slopes = compared, []
@@ -84,7 +84,7 @@ class _Divergence(torch.autograd.Function):
         if grads[0] is None:
             return None, None, None, None
         hidden, weight, bias = saved = ctx.saved_tensors
-        compared: Comparison = ctx.compared
+        compared: Divergence = ctx.compared
         rows, dtype = compared.rows, compared.dtype
         # Sums over tokens run in float32, as in the head's own backward.
         grad_hidden, grad_weight, grad_bias = sums = [
@@ -145,7 +145,7 @@ def at_head(at: AtHead, numbers_M: Tensor, teacher_logs: TeacherLogs, *, rows: i
     hidden, numbers = (F.pad(tensor, (0, 0, 0, fill)) for tensor in (at.hidden_MH, numbers_M))
     targets, factor = F.pad(at.targets_M, (0, fill)), 1.0 / at.temperature
     cache = torch.is_grad_enabled() and len(hidden) * rows * 4 <= CACHE_BYTES
-    compared = Comparison(targets, numbers, teacher_logs, rows, beta, factor, dtype, cache)
+    compared = Divergence(targets, numbers, teacher_logs, rows, beta, factor, dtype, cache)
     with torch.autocast(device, enabled=False) if device != "meta" else nullcontext():
         values = _Divergence.apply(hidden, at.weight_VH, at.bias_V, compared)
     return torch.stack(values, 1)[:size]

@@ -19,7 +19,7 @@ from algorist.extensions.teacher.divergence import Head, mass_beyond, top_of
 from algorist.models.load import load_policy, make_policy
 from algorist.store.stages import LAST_FIRST
 from algorist.training.batch import Batch
-from algorist.training.extension import Policy
+from algorist.training.extension import PolicyTrainer
 from algorist.training.lm_head import AtHead, OfHead
 from algorist.training.log_probs import LogProbs
 
@@ -102,7 +102,7 @@ class Teacher:
             for part, data in zip(parts, on_host, strict=True):
                 part.data = data
 
-    def log_probs(self, batch: Batch, policy: Policy, of_head: OfHead | None = None) -> Tensor:
+    def log_probs(self, batch: Batch, policy: PolicyTrainer, of_head: OfHead | None = None) -> Tensor:
         """Return log π_teacher (B, T) of the batch's tokens, at its temperature; or what ``of_head`` computes."""
         if self.model is None:
             ask = of_head or (lambda at: top_of(at, 1, self.rows)[:, 1])
@@ -122,17 +122,17 @@ class Teacher:
             numbers[part, : values.shape[1]] = values
         return numbers
 
-    def top(self, batch: Batch, policy: Policy, k: int) -> Tensor:
+    def top(self, batch: Batch, policy: PolicyTrainer, k: int) -> Tensor:
         """Return (B, T, 2 + 2k): the k likeliest tokens, see ``top_of``."""
         return self.log_probs(batch, policy, lambda at: top_of(at, k, self.rows))
 
-    def read(self, batch: Batch, policy: Policy, section: TeacherSection) -> Tensor:
+    def read(self, batch: Batch, policy: PolicyTrainer, section: TeacherSection) -> Tensor:
         """Return the input of the section's loss: log-probs (B, T), hidden states (B, T, H), or what ``top`` gives."""
         if section.loss == "top_k":
             return self.top(batch, policy, section.top_k)
         return self.log_probs(batch, policy, _states if section.loss == "full" else None)
 
-    def mass_left_out(self, batch: Batch, policy: Policy) -> Tensor | None:
+    def mass_left_out(self, batch: Batch, policy: PolicyTrainer) -> Tensor | None:
         """Return the share of mass (B, T) on the rows that were cut, or None where there are none."""
         if self.rest[0] is None:
             return None

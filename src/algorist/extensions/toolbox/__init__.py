@@ -9,12 +9,12 @@ from functools import lru_cache
 
 from algorist.errors import ConfigError
 from algorist.extensions.toolbox import calculator, python  # noqa: F401  (they register themselves)
-from algorist.extensions.toolbox.base import TOOLS, Limits, Tool
+from algorist.extensions.toolbox.base import TOOLS, Tool, ToolLimits
 from algorist.extensions.toolbox.user import UserTool
 
 
 @lru_cache(maxsize=32)
-def make_tools(names: tuple[str, ...], limits: Limits) -> dict[str, Tool]:
+def make_tools(names: tuple[str, ...], limits: ToolLimits) -> dict[str, Tool]:
     """Return tools by name; a user's is called by its function's name.
 
     Raises:

@@ -10,7 +10,7 @@ from algorist_grader.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ToolLimits:
     """What one call may take: seconds, memory (MiB), characters of output."""
 
     seconds: float = 2.0
@@ -52,11 +52,11 @@ class Tool(Protocol):
         """
 
 
-TOOLS: Registry[Callable[[Limits], Tool]] = Registry("tool")
+TOOLS: Registry[Callable[[ToolLimits], Tool]] = Registry("tool")
 
 
-def tool(name: str) -> Callable[[Callable[[Limits], Any]], Callable[[Limits], Any]]:
-    """Register a class or function that makes a tool from ``Limits``, as ``tools: [name]`` in a recipe."""
+def tool(name: str) -> Callable[[Callable[[ToolLimits], Any]], Callable[[ToolLimits], Any]]:
+    """Register a class or function that makes a tool from ``ToolLimits``, as ``tools: [name]`` in a recipe."""
     return TOOLS.register(name)
 
 

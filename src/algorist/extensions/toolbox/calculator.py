@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from algorist.extensions.toolbox.base import Limits, Output, tool
+from algorist.extensions.toolbox.base import Output, ToolLimits, tool
 
 MOST_CHARACTERS, MOST_DIGITS, MOST_DEPTH = 200, 100, 20
 """Longest expression, longest number that is computed, deepest nesting of brackets and signs."""
@@ -127,7 +127,7 @@ class Calculator:
     description = "an arithmetic expression, such as 12 * (3 + 4)"
     inline = True
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ToolLimits) -> None:
         self.limits = limits
 
     def check(self) -> None:

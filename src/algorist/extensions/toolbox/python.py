@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import MissingExtraError
-from algorist.extensions.toolbox.base import Limits, Output, clipped, tool
+from algorist.extensions.toolbox.base import Output, ToolLimits, clipped, tool
 
 MOST_CODE = 20_000
 """Longest code of a call (characters)."""
@@ -112,7 +112,7 @@ class Python:
     description = "Python code; its output is what it prints and the value of its last line (modules: math, itertools, re, decimal)"
     inline = False
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ToolLimits) -> None:
         self.limits = limits
         self._limits = {
             "max_feed_duration_secs": limits.seconds,

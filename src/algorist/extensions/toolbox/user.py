@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist.extensions.toolbox.base import Limits, Output, clipped
+from algorist.extensions.toolbox.base import Output, ToolLimits, clipped
 from algorist.store.redact import secret_variables
 from algorist_grader.child_process import START_S, Child
 from algorist_grader.user_code import find_file, functions_of, import_file, no_function
@@ -30,7 +30,7 @@ class UserTool:
 
     inline = False
 
-    def __init__(self, target: str, limits: Limits) -> None:
+    def __init__(self, target: str, limits: ToolLimits) -> None:
         self.limits, self.where, self.memory_mb = limits, f"tools: {target}", max(limits.memory_mb, 256)
         self.path, self.name = find_file(target, self.where)
         # Read, not run: the prompt is made before the file is imported.

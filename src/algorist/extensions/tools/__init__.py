@@ -14,7 +14,7 @@ from algorist.extensions.tools.rules import RULES
 from algorist.extensions.tools.section import ToolKeys
 from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
-from algorist.training.extension import Control, Event, Extension, Sampled, Sampler, extension
+from algorist.training.extension import Control, Event, Extension, Sampled, SamplingTrainer, extension
 
 
 @extension
@@ -35,7 +35,7 @@ class ToolUse(Extension):
     def preview(self, look: Any) -> Mapping[str, Any] | None:
         return preview(self.recipe, self.source, look) if hasattr(look, "groups") else None
 
-    def groups(self, sampled: Sampled, sampler: Sampler) -> None:
+    def groups(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         if self.recipe.tools is not None and self.recipe.tools.drop_void:
             sampled.groups = without_void(sampled.groups)
 

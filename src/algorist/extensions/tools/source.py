@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from algorist.errors import ConfigError
 from algorist.extensions.environments.user import Environments
 from algorist.extensions.toolbox import make_tools
-from algorist.extensions.toolbox.base import TOOLS, Limits, Tool, schema_of
+from algorist.extensions.toolbox.base import TOOLS, Tool, ToolLimits, schema_of
 from algorist.extensions.tools.formats import CallFormat
 from algorist.extensions.tools.replies import Replies
 from algorist.extensions.tools.section import ToolsSection
@@ -37,7 +37,7 @@ class Tools:
         if section is None:
             return {}
         return make_tools(
-            tuple(section.use), Limits(section.seconds, section.memory_mb, 16 * section.output_tokens)
+            tuple(section.use), ToolLimits(section.seconds, section.memory_mb, 16 * section.output_tokens)
         )
 
     @property

@@ -50,7 +50,7 @@ class DecoderTier:
         most = rows_at_a_time(width, rows.device, len(prompts) * group_size)
         slots, places = plan_room(len(prompts), longest, group_size, new, token_budget, most)
         decoder = Decoder(read_weights(self.model, bucket(slots), exact=self._exact), longest + new + 1)
-        Schedule(prompts, rows, group_size, decoder, slots, places).run()
+        SlotSchedule(prompts, rows, group_size, decoder, slots, places).run()
 
 
 def rows_at_a_time(width: int, device: torch.device, rows: int) -> int:
@@ -112,7 +112,7 @@ def common_prefix(prompts: Prompts) -> int:
     return common if common * (len(known) - 1) >= _PREFIX_SAVES else 0
 
 
-class Schedule:
+class SlotSchedule:
     """The state of one request."""
 
     size_for = staticmethod(bucket)

@@ -28,7 +28,7 @@ from algorist.models.products import why_no_triton
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.decode_attention import DecodeAttention, PlainAttention, StepState
 from algorist.rollouts.native.decoder import Decoder
-from algorist.rollouts.native.decoder_tier import Schedule, plan_room
+from algorist.rollouts.native.decoder_tier import SlotSchedule, plan_room
 from algorist.rollouts.native.graph_buffers import FIELDS, Buffers, Room, slots_for
 from algorist.rollouts.native.weights import WeightPool, read_weights
 from algorist.rollouts.row_state import Rows
@@ -284,7 +284,7 @@ class _Body:
         alive_S.masked_fill_(done_S.logical_or_(next_S >= state["end"]), 0)
 
 
-class _GraphSchedule(Schedule):
+class _GraphSchedule(SlotSchedule):
     """Row schedule that keeps the state of running rows on the device."""
 
     size_for = staticmethod(slots_for)
