@@ -25,6 +25,7 @@ from algorist.data.base import DATASETS, Source
 from algorist.errors import AlgoristError, CheckpointError
 from algorist.runs.pipeline import run_recipe
 from algorist.training.checkpoint import newest_checkpoint
+from tests.marks import first
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +188,7 @@ def damaged(run: Path, target: Path, seed: int) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", first(12, range(60)))
 def test_run_folders(seed: int, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "r"
     print(damaged(whole_run, run, seed))
@@ -203,7 +204,7 @@ def test_run_folders(seed: int, whole_run: Path, tmp_path: Path, capsys: pytest.
         assert_told(capsys, arguments)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", first(12, range(60)))
 def test_checkpoints(seed: int, whole_run: Path, tmp_path: Path) -> None:
     """A checkpoint that is found is whole: its files are those that were saved."""
     run = tmp_path / "r"
@@ -222,7 +223,7 @@ def test_checkpoints(seed: int, whole_run: Path, tmp_path: Path) -> None:
             assert (found / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first(2, range(8)))
 def test_resuming_a_damaged_run(
     seed: int, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,9 +1,10 @@
-"""Runs of a tiny model on sums, each with what a test changes: the model is taught once in a session."""
+"""Runs of a tiny model on sums, each with what a test changes; the model is taught once in a session, or was when it was recorded."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +12,15 @@ from pathlib import Path
 from algorist.config import load_recipe
 from algorist.errors import AlgoristError
 from algorist.runs.pipeline import run_recipe
+from tests.runs.recorded import record, replay
 
 SMALL = [
     "model.tiny={vocab_size: 300, hidden_size: 48, layers: 2, heads: 4, kv_heads: 2}",
     "eval.enabled=false",
 ]
 STEPS = 12
+NOT_RECORDED = {"ended_early"}
+"""Runs whose checkpoints a test looks at."""
 
 
 def sums(path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int = 0) -> Path:
@@ -37,10 +41,11 @@ def sums(path: Path, count: int, *, seed: int, careless: float = 0.0, shift: int
 
 
 class Runs:
-    """Trains the runs of this file, each once."""
+    """Trains each run once, or reads it where it is recorded."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, live: bool) -> None:
+        self.folder, self.live = folder, live
+        self.model = folder / "start" / "sft" / "final"
         self.train = sums(folder / "train.jsonl", 400, seed=1)
         self.done: dict[str, Path] = {}
         self._run(
@@ -51,7 +56,6 @@ class Runs:
             "sft.max_steps=300",
             "sft.save_steps=200",
         )
-        self.model = folder / "start" / "sft" / "final"
         self.hard = folder / "hard.jsonl"
         parts = [
             sums(folder / "reachable.jsonl", 60, seed=4),
@@ -92,9 +96,11 @@ class Runs:
         return self.done[name]
 
     def _run(self, name: str, *overrides: str) -> Path:
-        recipe = load_recipe(
-            "quickstart", [*SMALL, f"output_dir={self.folder}", f"run_name={name}", *overrides]
-        ).recipe
+        if not self.live and replay(self.folder, name, overrides):
+            return self.folder / name
+        settings = [*SMALL, f"output_dir={self.folder}", f"run_name={name}", *overrides]
         with contextlib.suppress(AlgoristError):  # a run that ends with an error is diagnosed all the same
-            run_recipe(recipe)
+            run_recipe(load_recipe("quickstart", settings).recipe)
+        if self.live and "ALGORIST_RECORD" in os.environ and name not in NOT_RECORDED:
+            record(self.folder, name, overrides, self.model)
         return self.folder / name

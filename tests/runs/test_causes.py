@@ -207,7 +207,7 @@ def test_a_teacher_alone_is_no_fault(size: int, runs: Runs, verb: Verb) -> None:
     """Equal rewards are no symptom where the teacher is what teaches; groups of one count as something to judge."""
     run = runs(
         f"teacher_{size}", f"grpo.teacher={{model: {runs.careful}}}", "rewards=[{name: correct, weight: 0}]",
-        f"grpo.group_size={size}", "grpo.max_steps=24",
+        f"grpo.group_size={size}", "grpo.max_steps=24", "grpo.learning_rate=3e-4",
     )  # fmt: skip
     assert [finding.name for finding in diagnose(run)] == []
     assert "too little to judge" not in verb("diagnose", str(run))[1]
