@@ -44,6 +44,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+LONG_PAGES = {"docs/your-own.md", "docs/extending.md", "docs/recipes.md"}
+"""Pages whose commands take half a minute or more."""
 SECTIONS = ("model", "data", "prompt", "sft", "grpo", "eval")
 RUNS = ("run", "preflight")
 NO_KEYS = ("model.generate",)
@@ -298,7 +300,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("registrations_undone")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG_PAGES else name for name in NAMES]
+)
 def test_a_page_runs_from_top_to_bottom(
     name: str, finished: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_the_class_pays_what_the_grader_says(exported: tuple[str, list[Problem]]
     assert paid == expected and len(paid) == (36 if name == "own" else 144) and 8 < sum(expected) < 130
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stock_trl_trains_on_the_class(call: Cli, tmp_path: Path) -> None:
     """A tiny model that knows one call by heart is paid by TRL's trainer for it."""

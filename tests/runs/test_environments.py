@@ -78,6 +78,7 @@ def settings(folder: Path, name: str, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_with_trls_class_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) -> None:
     """The die's numbers are the environment's state: they are the same in both, and pay the rewards."""

@@ -256,7 +256,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", CHANGES)
+@pytest.mark.parametrize(
+    "base", [pytest.param("sft", marks=pytest.mark.long), *(base for base in CHANGES if base != "sft")]
+)
 def test_another_value_is_another_run(base: str, rows: dict[str, str], tmp_path: Path) -> None:
     def done(*settings: str) -> str:
         text = "\n".join([*TINY, *CHANGES[base][0], *settings])

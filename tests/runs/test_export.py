@@ -187,6 +187,7 @@ def test_the_card_names_the_base_its_licence_and_what_to_run(
     assert (head["base_model"], head["license"]) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_adapter_on_a_model_from_scratch_keeps_its_base(tmp_path: Path, output_of: Any) -> None:
     """The stages can be done in two calls, and the final adapter is found to be a model, exported, too."""

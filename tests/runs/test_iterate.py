@@ -123,6 +123,7 @@ def test_a_round_raises_held_out_accuracy(
     assert stop.value.code == 0 and "pear" in capsys.readouterr().out.replace("apple", "pear")
 
 
+@pytest.mark.long
 def test_rounds_go_on_where_they_stopped(place: Path, tmp_path: Path) -> None:
     whole = iterate(recipe(place, tmp_path / "whole"), rounds=2, drawing=FEW)
     cut = recipe(place, tmp_path / "cut")

@@ -67,6 +67,7 @@ def test_a_short_run_begins_without_a_word(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_question_is_answered_with_no(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [

@@ -75,6 +75,7 @@ def test_a_model_that_is_seldom_right_imitates_its_own_right_completions(
     assert {line["stage"] for line in runs_on(verb, tmp_path, "hard")} >= {"sft", "grpo"}
 
 
+@pytest.mark.long
 def test_a_form_whose_prompts_do_not_fit_is_left_out(verb: Any, tmp_path: Path, runs: Runs) -> None:
     long = [("please " * 40 + question, answer) for question, answer in sums(60)]
     code, _, err = verb("new", write(tmp_path / "long.csv", long), "--model", str(runs.model), *TRIAL)

@@ -37,6 +37,7 @@ def call(*words: str, folder: Path) -> tuple[str, set[str]]:
     return done.stdout, set(seen.read_text().split("\n"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_fast_part_without_what_only_posix_has(tmp_path: Path) -> None:
     files = [

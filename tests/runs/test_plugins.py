@@ -141,6 +141,7 @@ def test_a_process_reward_moves_the_weights_and_resumes_exactly(
     assert all(torch.equal(a, weights(again)[n]) for n, a in weights(runs["with"]).items())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_without_it_is_read_where_the_extension_is_not(tmp_path: Path, files: dict[str, str]) -> None:
     """Once registered, its keys are in every recipe of this process; a run that leaves them alone does not carry them."""

@@ -20,6 +20,7 @@ from algorist.preflight import preflight
 from algorist.preflight.completions import PassRates, fit_pass_rates
 from algorist.runs.draft import Draft
 from algorist.runs.plan import make_plan
+from tests.marks import first
 
 TINY = "model.tiny={vocab_size: 300, hidden_size: 32, layers: 1}"
 
@@ -139,7 +140,7 @@ CHECKPOINT = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["adapter", "weights"])
+@pytest.fixture(scope="module", params=first(1, ["adapter", "weights"]))
 def sft_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run after its SFT stage: of an adapter, or of all weights."""
     from algorist.runs.pipeline import run_recipe
@@ -334,6 +335,7 @@ def test_sampling_and_trial_take_the_rewards_of_the_plan(tmp_path: Path) -> None
     assert made.read_text() == before
 
 
+@pytest.mark.long
 def test_recomputed_layers_are_in_the_plan_of_a_tried_step() -> None:
     """The trainer switches activation checkpointing on when it begins, after the plan is made: the recipe says it."""
     settings = ["model.tiny={vocab_size: 300, hidden_size: 32, layers: 6}", "threads=1", "eval.enabled=false"]

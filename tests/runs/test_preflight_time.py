@@ -100,6 +100,7 @@ def test_few_problems_give_no_verdict(verb: Any) -> None:
     assert "useful groups" in enough and "pass rate 0.0% [0.0%, " in enough
 
 
+@pytest.mark.long
 def test_ctrl_c_shows_what_is_known(tmp_path: Path) -> None:
     command = [
         sys.executable,

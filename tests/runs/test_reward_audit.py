@@ -97,6 +97,7 @@ def test_planted_defects_are_named(tmp_path: Path) -> None:
     assert len(DEFECTS) >= 20 and len(missed) <= 2, missed
 
 
+@pytest.mark.long
 def test_preflight_audits_rewards_of_the_users_own(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def short(rollout, problem):\n    return 1 - len(rollout.text) / 1000\n\n"
@@ -116,6 +117,7 @@ def test_preflight_audits_rewards_of_the_users_own(verb: Any, tmp_path: Path) ->
     assert "rewards audit" not in out
 
 
+@pytest.mark.long
 def test_a_reward_whose_process_always_ends_is_a_finding(verb: Any, tmp_path: Path) -> None:
     """Only what calls it again, turned or alone, ended it for good, and with it the audit and preflight."""
     file = tmp_path / "gone.py"

@@ -22,6 +22,7 @@ from algorist.cli.main import main
 from algorist.config import load_recipe
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
+from tests.marks import first
 
 SMALL = ["threads=1", "data.eval.limit=6", "eval.samples=2"]
 COMMAND = "algorist "
@@ -71,7 +72,7 @@ class Terminal:
 See = Callable[..., Terminal]
 
 
-@pytest.fixture(params=[80, 140])
+@pytest.fixture(params=first(1, [80, 140]))
 def see(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> See:
     """Run a verb with standard output and standard error on a terminal, which must stay whole."""
 
@@ -193,16 +194,12 @@ VERBS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-WHOLE_RUNS = ("iterate", "preflight", "run", "report")
-"""Verbs that take half a second or more: the fast part looks at them in the narrow terminal only."""
-
-
 @pytest.mark.parametrize(
     ("see", "words"),
     [
         pytest.param(
             columns, words, id=f"{columns}-{name}",
-            marks=[pytest.mark.slow] if columns == 140 and words[0] in WHOLE_RUNS else [],
+            marks=[pytest.mark.long] if columns == 140 else [],
         )
         for columns in (80, 140)
         for name, words in VERBS.items()

@@ -236,6 +236,7 @@ def test_grpo_without_any_sft_is_told(
         assert "GRPO starts from tiny as it is" in said[0] and "algorist run RECIPE --only sft" in said[0]
 
 
+@pytest.mark.long
 def test_the_switches_skip_a_stage_and_start_from_its_checkpoint(call: Cli, tmp_path: Path) -> None:
     words = (
         "run",

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from algorist.config import load_recipe
 from tests.conftest import Cli
+from tests.marks import first
 from tests.tiny import tiny_policy
 
 NO_SYSTEM = (
@@ -82,7 +83,7 @@ FAULTS: dict[str, tuple[Callable[[Path, Path], list[str]], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", first(1, FAULTS))
 def test_a_fault_between_model_and_recipe_is_said_first(
     name: str, model: Path, tmp_path: Path, call: Cli
 ) -> None:

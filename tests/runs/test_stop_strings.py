@@ -38,6 +38,7 @@ def test_rollouts_end_where_evaluations_end(name: str) -> None:
     assert ends("eval.stop_strings=['Q:']", "grpo.stop_strings=[]") == ((), ("Q:",))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_certain_model_earns_in_training_what_the_evaluation_measures(tmp_path: Path) -> None:
     """A model that writes its answer and goes on writing: read to the stop string it is right, read to its end it is wrong."""

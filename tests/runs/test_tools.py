@@ -185,6 +185,7 @@ def test_preflight_plans_the_calls_that_the_run_then_makes(tmp_path: Path, verb:
     assert plan["grpo"]["completion_tokens"] == pytest.approx(sampled, rel=0.3)  # that of the demonstrations
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_tool_that_fails_always_ends_the_run(tmp_path: Path) -> None:
     own = settings(tmp_path, "broken", "tools.fail_steps=2", "grpo.max_steps=9", "tools.drop_void=true")

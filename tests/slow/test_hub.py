@@ -153,6 +153,7 @@ def test_a_hub_that_is_away_in_the_middle_gets_the_model_at_the_end(
         assert there == (checkpoint / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     hub: HubServer, cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +191,7 @@ def test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_offline_and_a_missing_token_are_told_before_training(
     hub: HubServer, cli: Call, tmp_path: Path
 ) -> None:

@@ -73,7 +73,7 @@ def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.long) if name == "zero2" else name for name in SHARDED],
+    params=[pytest.param(name, marks=pytest.mark.long) if name != "fsdp2" else name for name in SHARDED],
 )
 def config(request: pytest.FixtureRequest) -> Iterator[str]:
     """Name the configuration; its package can be imported by the processes that are started."""
