@@ -66,6 +66,7 @@ def test_launches_and_waits_per_token(dtype: torch.dtype, most: int) -> None:
     assert waits == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_budget_counts_what_the_allocator_holds_unused() -> None:
     """After an update nearly all memory is with torch's allocator; a row is tried in any case."""
@@ -132,6 +133,7 @@ def gap(policy: Any, prompt: list[int], completions: list[Completion], compute: 
     return torch.cat(found)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_large_key_biases_do_not_part_sampler_and_trainer() -> None:
     """Qwen2.5 has keys of size 100: with scores in bfloat16 the attention is off by 14 %, and this gap is 0.045."""

@@ -44,7 +44,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-LONG_PAGES = {"docs/your-own.md", "docs/extending.md", "docs/recipes.md"}
+LONG_PAGES = {"docs/quickstart.md", "docs/your-own.md", "docs/extending.md", "docs/recipes.md"}
 """Pages whose commands take half a minute or more."""
 SECTIONS = ("model", "data", "prompt", "sft", "grpo", "eval")
 RUNS = ("run", "preflight")

@@ -23,6 +23,7 @@ from algorist.types import Group, Problem, Rollout
 from algorist_grader import grade, grade_completion
 from algorist_grader.user_code import import_file
 from tests.conftest import Cli
+from tests.marks import first
 from tests.tiny import TOKENIZER, make_model
 from tests.unit.extensions.test_environments import call as tool_call
 from tests.unit.extensions.test_environments import form_of, groups_of
@@ -37,7 +38,7 @@ SETS = {
 }
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=first(2, SETS))
 def exported(request: pytest.FixtureRequest, call: Cli, tmp_path: Path) -> tuple[str, list[Problem]]:
     """Return the name of a package that was written here, and its problems."""
     data, form, matcher = SETS[request.param]

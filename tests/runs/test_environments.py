@@ -114,6 +114,7 @@ def test_a_run_with_trls_class_that_is_killed_in_a_call_ends_as_one_that_is_not(
     assert query(tmp_path / "whole", sql) == query(tmp_path / "killed", sql)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_hostile_environment_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user, "SECONDS", 0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -23,6 +24,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.long
 def test_activation_checkpointing_of_sft_is_over_when_grpo_begins(tmp_path: Path) -> None:
     def recipe(name: str) -> object:
         return load_recipe("smoke-cpu", [*SETTINGS, f"output_dir={tmp_path}", f"run_name={name}"]).recipe

@@ -95,6 +95,7 @@ def taught(policy: Policy, demos: list[Demonstration], folder: Path) -> None:
     ).train()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_completion_ends_behind_the_stop_string_and_is_graded_with_it(tmp_path: Path) -> None:
     form, policy = get_format("r1_zero"), tiny_policy("r1_zero")

@@ -97,6 +97,7 @@ def test_the_card_says_what_was_measured(pushed: tuple[Path, HubServer, str]) ->
     assert hub.token not in card and str(Path.home()) + "/" not in card
 
 
+@pytest.mark.long
 def test_the_real_client_reads_it_back_and_the_cards_code_runs(
     pushed: tuple[Path, HubServer, str], tmp_path: Path
 ) -> None:

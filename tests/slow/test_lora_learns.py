@@ -54,6 +54,7 @@ def accuracy(run: Path, name: str) -> float:
     return json.loads((run / "eval" / f"{name}.json").read_text())["metrics"]["greedy_accuracy"]["value"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_grpo_with_an_adapter_learns_and_plain_peft_agrees(cli: Cli, tmp_path: Path) -> None:
     shown = write_rows(tmp_path / "shown.jsonl", careless=True)

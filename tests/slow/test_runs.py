@@ -46,6 +46,7 @@ def check_advantages_and_losses(run: Path, *, longest: int) -> None:
         assert logged[step] == pytest.approx(sum(values) / len(values), rel=1e-3, abs=1e-6), step
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "quickstart", *LEARN, timeout=1800)
@@ -69,6 +70,7 @@ def test_the_whole_job_learns(cli: Cli, tmp_path: Path) -> None:
     assert len(json.loads(piped.stdout)["answers"]) == 2
 
 
+@pytest.mark.long
 def test_real_gsm8k_rows_and_a_model_folder_by_path(cli: Cli, tmp_path: Path, real_data: Path) -> None:
     data = [
         "data.train={name: gsm8k, path: '%s', limit: 64}" % (real_data / "gsm8k/train.jsonl"),

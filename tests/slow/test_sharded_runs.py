@@ -148,6 +148,7 @@ class EachStage(Extension):
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not hasattr(FSDPModule, "reset_iter_state"),
     reason="before torch 2.13 FSDP2 cannot go on after a failed pass",
@@ -216,6 +217,7 @@ def test_one_process_reads_the_weights_and_each_has_its_part_from_then_on(folder
     assert kls[1] == pytest.approx(kls[0], abs=NUMBERS) and kls[0][-1] > 100 * NUMBERS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", ["fsdp2"], indirect=True)
 def test_a_model_that_no_process_can_sample_alone_is_whole_in_the_evaluations(
     folder: Path, config: str

@@ -51,7 +51,10 @@ def taught(folder: Path, loss: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("loss, config", [("sampled", "ddp"), ("full", "ddp"), ("full", "fsdp2")])
+@pytest.mark.parametrize(
+    "loss, config",
+    [("sampled", "ddp"), *(pytest.param("full", how, marks=pytest.mark.long) for how in ("ddp", "fsdp2"))],
+)
 def test_two_processes_are_one(folder: Path, loss: str, config: str) -> None:
     one = folder / "runs" / f"one-{loss}"
     if not one.exists():
@@ -68,6 +71,7 @@ def test_two_processes_are_one(folder: Path, loss: str, config: str) -> None:
             assert second[name] == pytest.approx(first[name], abs=NUMBERS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["sampled", "full"])
 def test_killed_and_resumed_is_the_same_run(tmp_path: Path, loss: str) -> None:
     done = subprocess.run(

@@ -279,6 +279,7 @@ def stop_after_one_step(run: Path) -> None:
     (run / "stages.json").write_text("{}")
 
 
+@pytest.mark.long
 def test_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[str]]) -> None:
     path, changes = gsm8k
     run, given = path / "runs/full", [*changes, "run_name=full"]
@@ -297,6 +298,7 @@ def test_the_gist_in_two_processes_trains_all_weights(gsm8k: tuple[Path, list[st
     assert load_run_recipe(run).model.lora is None
 
 
+@pytest.mark.long
 def test_an_adapter_run_that_goes_on_in_two_processes_keeps_it(gsm8k: tuple[Path, list[str]]) -> None:
     path, changes = gsm8k
     run, given = path / "runs/kept", [*changes, "run_name=kept"]
@@ -374,6 +376,7 @@ def test_the_batch_rule_counts_the_processes_before_any_starts(folder: Path) -> 
     assert not (folder / "runs/never").exists()
 
 
+@pytest.mark.long
 def test_a_group_may_lie_on_two_processes(folder: Path) -> None:
     given = ["sft.enabled=false", "eval.enabled=false", "grpo.learning_rate=0.002", "grpo.max_steps=3"]
     changes = [*settings(folder), *given, *GROUP_OF_8, "grpo.num_iterations=1"]
@@ -395,6 +398,7 @@ def test_a_group_may_lie_on_two_processes(folder: Path) -> None:
         run_recipe(load_recipe("smoke-cpu", [*named, *changes, "grpo.batch_size=4"]).recipe, resume=True)
 
 
+@pytest.mark.long
 def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process(folder: Path) -> None:
     """Three groups of eight on two processes, the middle one torn apart: averages over prompts, an entropy that all share, masks."""
     own = [

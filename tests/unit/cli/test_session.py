@@ -15,6 +15,7 @@ print(gc.get_freeze_count() > 100_000)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_process_that_imported_triton_ends_without_a_word() -> None:
     """Triton's binding lists what the last collection did not see: that was all of it, frozen."""

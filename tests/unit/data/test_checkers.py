@@ -194,6 +194,7 @@ def gym(generator: str, split: str = "train", **config: Any) -> list[Problem]:
     return load_problems(DatasetSection(name="reasoning_gym", split=split, params=params))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_reasoning_gym_grades_by_its_own_scorers(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")

@@ -25,6 +25,7 @@ from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.types import Group, Problem, Rollout
 from algorist_grader.user_code import import_file
+from tests.marks import first
 from tests.unit.extensions.test_tools import CHATML, Script, tokenizer_with
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "environments.py"
@@ -298,7 +299,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("where", PARTS)
+@pytest.mark.parametrize("where", first(1, PARTS))
 def test_a_hostile_environment_ends_its_own_rollouts_and_nothing_else(
     where: str, kind: str, hostile: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

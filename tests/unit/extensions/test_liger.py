@@ -27,6 +27,7 @@ from algorist.rollouts.native.weights import why_no_decoder
 from algorist.training.batch import Batch
 from algorist.training.distributed import shard
 from algorist.training.log_probs import LogProbs, packed_log_probs
+from tests.marks import first
 from tests.tiny import QUESTIONS, TOKENIZER
 
 CPU, TINY = torch.device("cpu"), {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1}
@@ -87,8 +88,8 @@ def fused_modules(model: Any) -> int:
     )
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "adapter"])
+@pytest.mark.parametrize("checkpointed", first(1, [False, True]), ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("adapter", first(1, [False, True]), ids=["full", "adapter"])
 def test_log_probs_and_gradients_are_the_models_own(adapter: bool, checkpointed: bool) -> None:
     found = []
     for fused in (False, True):
@@ -169,6 +170,7 @@ _LAUNCHED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_sharded_model_takes_them_after_its_own_comparison(tmp_path: Path) -> None:
     """In a process of its own, where no test has made another device."""
     code = f"from tests.unit.extensions.test_liger import compare_sharded; compare_sharded({str(tmp_path)!r})"

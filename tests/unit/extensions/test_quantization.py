@@ -86,6 +86,7 @@ def test_whole_weights_of_a_run_are_loaded_whole(base: Path) -> None:
     assert getattr(model, "hf_quantizer", None) is None
 
 
+@pytest.mark.long
 @needs_bitsandbytes
 @pytest.mark.slow
 def test_a_run_on_a_4_bit_base_trains_the_adapter_alone_and_plain_peft_answers_the_same(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import first
 from tests.tiny import tiny_policy
 
 WITHOUT = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
@@ -68,7 +69,7 @@ def test_a_freed_block_is_used_again_without_page_faults(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [WITHOUT, {"MALLOC_ARENA_MAX": "2"}])
+@pytest.mark.parametrize("own", first(1, [WITHOUT, {"MALLOC_ARENA_MAX": "2"}]))
 def test_an_allocator_that_the_user_has_set_is_left_alone(own: dict[str, str]) -> None:
     assert _faults(own, "cpu") > PAGES / 2
 
@@ -78,6 +79,7 @@ def test_the_allocator_is_left_alone_where_the_model_is_not_on_the_cpu() -> None
     assert _faults({}, "meta") > PAGES / 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_computes_the_same_numbers_with_it_and_without(tmp_path: Path) -> None:
     found = []

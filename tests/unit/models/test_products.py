@@ -146,6 +146,7 @@ def test_the_processor_decides_and_no_clock(
         assert library(kind, torch.float32) == ("onednn" if takes == "onednn" else own)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ten_fresh_processes_choose_alike(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, so that none has a processor to itself: a timing would differ."""

@@ -147,6 +147,7 @@ def test_the_page_has_the_numbers_of_the_audit() -> None:
     assert [row for row in rows if row not in ours] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_is_written_by_the_command() -> None:
     assert PAGE.read_text(encoding="utf-8") == page([4, 16])

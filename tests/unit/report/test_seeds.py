@@ -171,6 +171,7 @@ def test_what_gains_nothing_is_proven_in_less_than_a_twentieth(of_seeds: float, 
     assert proven <= 50
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_seeds_until_sure_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
