@@ -79,7 +79,9 @@ def test_a_model_that_is_seldom_right_imitates_its_own_right_completions(
 def test_a_form_whose_prompts_do_not_fit_is_left_out(verb: Any, tmp_path: Path, runs: Runs) -> None:
     long = [("please " * 40 + question, answer) for question, answer in sums(60)]
     code, _, err = verb("new", write(tmp_path / "long.csv", long), "--model", str(runs.model), *TRIAL)
-    assert code in (0, 2) and "the model's context holds" not in err, err
+    assert code == 0 or "error: this model cannot learn from this" in err, (
+        err
+    )  # not that a prompt is too long
 
 
 def test_a_teachers_right_completions_are_imitated(verb: Any, tmp_path: Path, runs: Runs) -> None:

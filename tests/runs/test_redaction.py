@@ -29,6 +29,7 @@ from algorist.report.build import build_report
 from algorist.store.redact import HIDDEN, RedactSecrets, redact, redact_tree
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import first_line, printable
+from tests.marks import first
 
 LETTERS = "Ab3dEf6hIj9lMn2pQr5tUv8xYz1BcD4fGh7jK0mN"
 TOKENS = {
@@ -134,7 +135,8 @@ def test_a_dump_of_the_environment_shows_no_secret_however_it_is_written(
 
 
 @pytest.mark.slow
-def test_a_reward_that_raises_the_environment_shows_no_secret(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", first(1, ["run", "preflight", "solve"]))
+def test_a_reward_that_raises_the_environment_shows_no_secret(verb: str, tmp_path: Path) -> None:
     """On the console, in preflight and in no file of the run: every sink is behind one door.
 
     A reward's own process is not handed the secrets; this one takes them from the run's.
@@ -165,28 +167,23 @@ def test_a_reward_that_raises_the_environment_shows_no_secret(tmp_path: Path) ->
         "sft.max_steps=2",
         "grpo.max_steps=2",
     ]
-    of_a_model = ["solve", "1+1", "--debug", "--model", f"./{secrets['HF_TOKEN']}"]
-    for arguments in (["run", "smoke-cpu", *settings], ["preflight", "smoke-cpu", *settings], of_a_model):
-        done = subprocess.run(
-            [sys.executable, "-m", "algorist", *arguments],
-            cwd=tmp_path,
-            env=os.environ | secrets,
-            capture_output=True,
-            text=True,
-        )
-        shown = done.stdout + done.stderr
-        assert (
-            "Traceback" if "--debug" in arguments else "reward 'rw' failed"
-        ) in shown and HIDDEN in shown, shown
-        texts = [
-            shown,
-            *(
-                p.read_text()
-                for p in (tmp_path / "runs").rglob("*")
-                if p.suffix in (".log", ".json", ".html")
-            ),
-        ]
-        assert not [value for value in secrets.values() for text in texts if value in text]
+    arguments = (
+        ["solve", "1+1", "--debug", "--model", f"./{secrets['HF_TOKEN']}"]
+        if verb == "solve"
+        else [verb, "smoke-cpu", *settings]
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "algorist", *arguments],
+        cwd=tmp_path,
+        env=os.environ | secrets,
+        capture_output=True,
+        text=True,
+    )
+    shown = done.stdout + done.stderr
+    assert ("Traceback" if verb == "solve" else "reward 'rw' failed") in shown and HIDDEN in shown, shown
+    files = [p for p in (tmp_path / "runs").rglob("*") if p.suffix in (".log", ".json", ".html")]
+    texts = [shown, *(p.read_text() for p in files)]
+    assert not [value for value in secrets.values() for text in texts if value in text]
 
 
 @pytest.mark.parametrize("name", TOKENS)
