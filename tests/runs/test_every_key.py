@@ -171,7 +171,9 @@ SHOWN_BY = {
         ("report_to", *(f"tracking.{key}" for key in ("project", "entity", "run_name", "tags", "offline"))),
         "runs/test_tracking.py::test_wandb_offline_has_names_recipe_metrics_and_an_end",
     ),
-    **dict.fromkeys(("hub.push", "hub.model_id"), "runs/test_export.py::test_flags_become_settings"),
+    **dict.fromkeys(
+        ("hub.push", "hub.model_id"), "runs/test_export.py::test_a_repository_alone_turns_the_upload_on"
+    ),
     **dict.fromkeys(
         ("hub.private", "hub.revision", "hub.commit_message"),
         "slow/test_hub.py::test_without_the_hub_the_run_ends_well_and_says_how_to_upload_later",
@@ -257,7 +259,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "base", [pytest.param("sft", marks=pytest.mark.long), *(base for base in CHANGES if base != "sft")]
+    "base", [base if base == "lora" else pytest.param(base, marks=pytest.mark.long) for base in CHANGES]
 )
 def test_another_value_is_another_run(base: str, rows: dict[str, str], tmp_path: Path) -> None:
     def done(*settings: str) -> str:
