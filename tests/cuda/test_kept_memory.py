@@ -181,9 +181,11 @@ def peak(kind: str, layers: int, rows: int, length: int, *, sparing: bool = Fals
     [
         ("float32 masters", 8, 1024, 4.0),  # 16 rows in two parts
         ("bfloat16", 16, 1024, 4.0),
-        ("bfloat16", 1, 16384, 4.0),
-        ("adapter", 1, 16384, 4.6),  # PEFT's factors take float32 copies of what a layer reads
-        ("float32 masters", 1, 16384, 5.6),  # the stream between the layers is float32
+        pytest.param("bfloat16", 1, 16384, 4.0, marks=pytest.mark.long),
+        pytest.param("adapter", 1, 16384, 4.6, marks=pytest.mark.long),  # PEFT's factors take float32 copies
+        pytest.param(
+            "float32 masters", 1, 16384, 5.6, marks=pytest.mark.long
+        ),  # and the stream between layers
     ],
 )
 def test_the_peak_of_an_update_is_near_preflights(kind: str, rows: int, length: int, most: float) -> None:
@@ -203,7 +205,13 @@ def test_the_peak_of_an_update_is_near_preflights(kind: str, rows: int, length: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "most"), [("bfloat16", 1.2), ("adapter", 1.4), ("float32 masters", 1.8)])
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("bfloat16", 1.2),
+        *(pytest.param(*x, marks=pytest.mark.long) for x in (("adapter", 1.4), ("float32 masters", 1.8))),
+    ],
+)
 def test_one_long_completion_fits_as_the_last_resort(kind: str, most: float) -> None:
     """In tiles one layer takes a gigabyte less, and the inputs of all are not on the device."""
     whole, spared = (

@@ -212,6 +212,7 @@ def texts(advice: dict[str, Any]) -> str:
     return " ".join([advice["explanation"], *(e["text"] for e in advice["evidence"])])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tokenization_faults_are_diagnosed(
     sft_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -82,6 +82,7 @@ def test_a_sum_in_which_correct_is_drowned_is_named() -> None:
     assert rules(audit("--problems", "8")) == set()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_planted_defects_are_named(tmp_path: Path) -> None:
     missed = []

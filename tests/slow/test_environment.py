@@ -81,7 +81,9 @@ def test_doctor_reports_versions_devices_and_a_broken_vllm(tmp_path: Path) -> No
     assert any("install vllm first, then algorist" in text for text in told["problems"])
 
 
-@pytest.mark.parametrize(("version", "fits"), [("0.21.0", False), ("0.22.0", True)])
+@pytest.mark.parametrize(
+    ("version", "fits"), [("0.21.0", False), pytest.param("0.22.0", True, marks=pytest.mark.long)]
+)
 def test_doctor_reports_a_vllm_that_imports_but_is_too_old(tmp_path: Path, version: str, fits: bool) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(f"__version__ = '{version}'\n")

@@ -148,6 +148,7 @@ def test_weights_losses_and_gradients_are_those_of_one_process(folder: Path) -> 
     assert any(0 < share < 1 for share in shares)
 
 
+@pytest.mark.long
 def test_two_processes_equal_stock_trl_in_two_processes(folder: Path) -> None:
     """The same completions, learned from by ``trl.GRPOTrainer`` itself, give the same weights."""
     given = ["sft.enabled=false", "eval.enabled=false", "grpo.num_iterations=1", "grpo.max_steps=4"]
