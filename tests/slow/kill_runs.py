@@ -83,7 +83,10 @@ def moment(path: Path) -> str:
 
 
 def kill_until_done(folder: Path, chance: random.Random, longest_s: float) -> Counter[str]:
-    """Run to the end with SIGKILLs in between; return how often the run was killed where."""
+    """Run to the end with SIGKILLs in between; return how often the run was killed where.
+
+    Each life may be longer than the one before, so that a machine that has become slower comes to an end, too.
+    """
     folder.mkdir(parents=True)
     kills: Counter[str] = Counter()
     while True:
@@ -103,6 +106,7 @@ def kill_until_done(folder: Path, chance: random.Random, longest_s: float) -> Co
                 raise RuntimeError((folder / "life.log").read_text()[-4000:])
             return kills
         kills[moment(folder / "r")] += 1
+        longest_s *= 1.1
         if (folder / "r" / "rollouts").is_dir() and any((folder / "r" / "rollouts").glob("*.parquet")):
             query(folder / "r", "SELECT count(*) FROM rollouts")  # readable at any moment
 
