@@ -18,6 +18,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # as the command sets it, so that its processes can be forks
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling algorist takes each process a second
 sys.dont_write_bytecode = False
 os.environ["PATH"] = (

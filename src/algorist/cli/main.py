@@ -49,7 +49,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # for what Apple's GPU has no kernel
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin keep others from working, their own too
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin keep others from working
     _let_gpu_memory_grow()
     from algorist.store.safe_text import SafeStream
 
