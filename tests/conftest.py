@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,9 @@ def _signals_stay() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.fixture
-def registrations_undone() -> Iterator[None]:
-    """Take out again what a test registers in this process: names, and the keys of its extensions."""
+@contextmanager
+def without_registrations() -> Iterator[None]:
+    """Take out again what is registered in this process meanwhile: names, and the keys of extensions."""
     from algorist import declared, user_code
     from algorist.diagnosis.rules import all_rules
     from algorist_grader.registry import Registry
@@ -94,6 +95,20 @@ def registrations_undone() -> Iterator[None]:
         del declared._SECTIONS[name][0].__pydantic_fields__[key]
         for section in declared._SECTIONS[name]:
             section.model_rebuild(force=True)
+
+
+@pytest.fixture
+def registrations_undone() -> Iterator[None]:
+    """Take out again what a test registers in this process."""
+    with without_registrations():
+        yield
+
+
+@pytest.fixture(scope="module")
+def registrations_undone_after_all() -> Iterator[None]:
+    """Take out again what the tests of a file register in this process."""
+    with without_registrations():
+        yield
 
 
 def pytest_sessionfinish() -> None:

@@ -15,7 +15,7 @@ from algorist.diagnosis.diagnose import diagnose
 from tests.conftest import Verb
 from tests.runs.sums import Runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("registrations_undone_after_all")]
 
 OWN = """
 import torch

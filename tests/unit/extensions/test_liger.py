@@ -144,6 +144,7 @@ def test_a_recipes_model_runs_them_and_says_so(tmp_path: Any) -> None:
         torch.testing.assert_close(off(ids).logits, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.long
 def test_kernels_that_compute_something_else_are_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,6 +59,7 @@ def _faults(own: dict[str, str], *arguments: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_freed_block_is_used_again_without_page_faults(tmp_path: Path) -> None:
     assert _faults({}, "cpu") < FEW
@@ -74,6 +75,7 @@ def test_an_allocator_that_the_user_has_set_is_left_alone(own: dict[str, str]) -
     assert _faults(own, "cpu") > PAGES / 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_allocator_is_left_alone_where_the_model_is_not_on_the_cpu() -> None:
     assert _faults({}, "meta") > PAGES / 2

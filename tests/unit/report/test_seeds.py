@@ -187,6 +187,7 @@ def test_seeds_until_sure_from_the_command_line(
     assert len(seen["runs"]) == 3 and not seen["proof"]["sure"] and seen["proof"]["most"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_seeds_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -200,6 +200,7 @@ def test_a_process_that_runs_out_of_memory_does_its_share_again_while_the_other_
         assert torch.allclose(weight, ends[2][name], atol=1e-6, rtol=1e-5), name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_out_of_memory_with_one_row_says_what_to_change(tmp_path: Path) -> None:
     done = subprocess.run(
