@@ -14,14 +14,16 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from algorist.store.trust import sign
 
-PLACE = Path(__file__).parents[1] / "data/runs"
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / "tests/data/runs"
 FOLDER = "@FOLDER@"
-"""Stands in texts for the folder that the runs are in."""
+"""Stands in texts for the folder that the runs are in; paths of the repository are relative to it."""
 TEXTS = {".yaml", ".json", ".jsonl", ".log"}
-LEFT_OUT = ("checkpoint-", ".lock", "report.html")
+LEFT_OUT = ("checkpoint-", ".lock", ".origin", "report.html", "__pycache__")
 TAUGHT = {"start", "careful"}
 """Runs whose models others begin with; these are kept whole."""
 AGAIN = "record it again (tests/runs/recorded.py says how)"
@@ -41,7 +43,8 @@ def record(folder: Path, name: str, overrides: Sequence[str], start: Path) -> No
         for path in files:
             within = str(path.relative_to(run))
             if path.suffix in TEXTS:
-                pack.writestr(within, path.read_text(encoding="utf-8").replace(str(folder), FOLDER))
+                text = path.read_text(encoding="utf-8").replace(str(folder), FOLDER)
+                pack.writestr(within, text.replace(f"{ROOT}/", "").replace(str(ROOT), "."))
             elif path.suffix == ".safetensors" and name not in TAUGHT:
                 save_file(_one_tensor(path, start), small := folder / "one.safetensors", {"format": "pt"})
                 pack.write(small, within)
@@ -49,17 +52,14 @@ def record(folder: Path, name: str, overrides: Sequence[str], start: Path) -> No
                 pack.write(path, within)
 
 
-def _one_tensor(path: Path, start: Path) -> dict:  # type: ignore[type-arg]
+def _one_tensor(path: Path, start: Path) -> dict[str, Tensor]:
     """Choose the smallest of the tensors that changed most since ``start``; of an adapter the factor that begins as zeros."""
     end, before = load_file(path), load_file(start / "model.safetensors")
 
     def changed(name: str) -> float:
-        known = before.get(name)
-        return (
-            float("lora_B" in name)
-            if known is None
-            else float((end[name] != known.to(end[name])).float().mean())
-        )
+        if name not in before:
+            return float("lora_B" in name)
+        return float((end[name] != before[name].to(end[name])).float().mean())
 
     name = max(end, key=lambda name: (changed(name), -end[name].numel()))
     return {name: end[name]}

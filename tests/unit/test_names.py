@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from zipfile import ZipFile
 
 from algorist.config.schema import Recipe
 from tests.cuda_host.cures import CURES
@@ -202,3 +203,10 @@ def test_every_line_that_a_mutation_or_a_missing_cure_changes_is_there_once() ->
         if f"def {function}(" not in (TESTS.parent / file).read_text(encoding="utf-8") and function:
             gone.append(f"{name}: no test {test}")
     assert not gone, "\n".join(gone)
+
+
+def test_recorded_runs_name_no_place_of_the_machine_that_made_them() -> None:
+    place = re.compile(rb"/(?:home|root|work|dev|tmp|Users)/")
+    for file in (TESTS / "data/runs").glob("*.zip"):
+        with ZipFile(file) as pack:
+            assert [name for name in pack.namelist() if place.search(pack.read(name))] == [], file.name

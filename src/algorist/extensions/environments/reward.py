@@ -1,12 +1,15 @@
 """The reward that an environment pays; a module of its own, so that a recipe without environments imports nothing else of them."""
 
+from __future__ import annotations
+
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from algorist.errors import ConfigError
 from algorist.rewards.base import reward
-from algorist.types import Rollout
+from algorist.types import Problem, Rollout
 
 REWARD = "get_reward"
 """Source of the turn that holds what an environment paid."""
@@ -21,7 +24,7 @@ def environment(rollout: Rollout) -> float | None:
     return None if turn is None else json.loads(turn.reply)
 
 
-def _probe(problems: Any, form: Any, *settings: Any) -> None:
+def _probe(problems: Sequence[Problem], form: Any, *settings: Any) -> None:
     """Refuse the reward where nothing would ever be paid (ConfigError)."""
     environments = getattr(form.turns, "environments", None)
     if not (environments and environments.pays):

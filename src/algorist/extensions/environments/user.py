@@ -32,9 +32,11 @@ TRIED = 20
 
 @lru_cache(maxsize=64)
 def _child(path: Path, name: str, modified_ns: int, process: int) -> Child:
-    main = "algorist.extensions.environments.process:prepare"
+    worker = "algorist.extensions.environments.process:prepare"
     fixed = {"PYTHONHASHSEED": "0"}  # sets have the same order in each process
-    return Child(main, [str(path), name], memory_mb=MEMORY_MB, environment=fixed, without=secret_variables())
+    return Child(
+        worker, [str(path), name], memory_mb=MEMORY_MB, environment=fixed, without=secret_variables()
+    )
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,10 @@ def verifiers(source: Source) -> list[Problem]:
     for place, row in list(enumerate(_ask(made)))[params.skip :]:
         answer, name = row["answer"], f"{row['key'][:12]}-{place}"
         extra, decides = {"verifiers": [*made, place]}, "" if answer else "verifiers"
-        parts = name, row["question"], answer or NO_ANSWER, answer, params.taskset, "", extra, decides
-        problems.append(Problem(*parts))
+        entry = Problem(
+            name, row["question"], answer or NO_ANSWER, answer, params.taskset, "", extra, decides
+        )
+        problems.append(entry)
     return problems
 
 
