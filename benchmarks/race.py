@@ -42,7 +42,7 @@ SUMS = (
     "data.train={name: local, path: {f}/train.jsonl}",
     "data.sft={name: local, path: {f}/{demos}.jsonl}",
     "data.eval={name: local, path: {f}/test.jsonl, split: train}",
-    "grpo.max_completion_tokens=40",
+    "grpo.max_completion_tokens=30",
     SMALL.format(300),
 )
 COUNTDOWN = ("data.eval.params.count=200", "sft.batch_size=16", SMALL.format(300))
@@ -54,37 +54,38 @@ EASY = (
 COMMON = (
     *("eval.samples=4", "eval.ks=[1,4]", "eval.baseline=false", "threads=1"),
     *("grpo.batch_size=64", "grpo.save_steps=100000", "sft.save_steps=100000"),
+    "grpo.learning_rate=1e-3",
 )
 BASES = {
-    "sums": ("quickstart", SUMS, "careless", 600, 75),
-    "countdown": ("countdown", COUNTDOWN, "", 600, 75),
-    "teacher": ("quickstart", SUMS, "right", 750, 750),
+    "sums": ("quickstart", SUMS, "careless", 600, 150),
+    "countdown": ("countdown", COUNTDOWN, "", 300, 150),
+    "teacher": ("quickstart", SUMS, "right", 450, 450),
 }
 """Start → recipe, overrides, demonstrations, steps of SFT, steps between checkpoints."""
 TASKS: dict[str, tuple[str, tuple[str, ...], str, str, int, int]] = {
-    "sums from scratch, half of the demonstrations wrong": ("quickstart", SUMS, "careless", "", 500, 50),
-    "sums from scratch, right demonstrations": ("quickstart", SUMS, "right", "", 300, 30),
-    "sums from step 225, right demonstrations": ("quickstart", SUMS, "right", "sums/225", 240, 30),
-    "sums from step 450, most demonstrations wrong": ("quickstart", SUMS, "wrong", "sums/450", 240, 30),
-    "sums from step 450, sixty right demonstrations": ("quickstart", SUMS, "sixty", "sums/450", 240, 30),
-    "larger sums from step 600, two hundred demonstrations": ("quickstart", SUMS, "larger", "sums/600", 240, 30),
-    "sums from step 225, with a teacher": (
+    "sums from scratch, half of the demonstrations wrong": ("quickstart", SUMS, "careless", "", 300, 30),
+    "sums from scratch, right demonstrations": ("quickstart", SUMS, "right", "", 240, 25),
+    "sums from step 150, right demonstrations": ("quickstart", SUMS, "right", "sums/150", 150, 20),
+    "sums from step 450, most demonstrations wrong": ("quickstart", SUMS, "wrong", "sums/450", 150, 20),
+    "sums from step 450, sixty right demonstrations": ("quickstart", SUMS, "sixty", "sums/450", 150, 20),
+    "larger sums from step 600, two hundred demonstrations": ("quickstart", SUMS, "larger", "sums/600", 150, 20),
+    "sums from step 300, with a teacher": (
         "quickstart",
         (*SUMS, "grpo.teacher={model: {f}/bases/teacher/sft/final, loss: full}"),
         "careless",
-        "sums/225",
-        240,
-        25,
+        "sums/300",
+        150,
+        20,
     ),
-    "word problems from scratch, with a calculator": ("quickstart-tool", EASY, "", "", 300, 25),
-    "countdown from step 300, as it is shipped": ("countdown", COUNTDOWN, "", "countdown/300", 240, 30),
+    "word problems from scratch, with a calculator": ("quickstart-tool", EASY, "", "", 240, 20),
+    "countdown from step 300, as it is shipped": ("countdown", COUNTDOWN, "", "countdown/300", 150, 20),
     "countdown from step 150, right demonstrations": (
         "countdown",
         (*COUNTDOWN, "data.sft.params.careless=0"),
         "",
         "countdown/150",
-        240,
-        30,
+        150,
+        20,
     ),
 }  # fmt: skip
 """Name → recipe, overrides, demonstrations, start, steps of SFT and of GRPO that the recipe plans."""
@@ -93,17 +94,21 @@ POINTS = 0.02
 """Difference below which two full runs are as good as each other."""
 
 
-def sums(path: Path, count: int, seed: int, *, most: int = 30, test: bool = False, wrong: float = 0.0) -> None:
-    """Write sums and differences as JSONL; no pair of numbers of a test file is in the others, a wrong solution is off by one."""
+NAMES, THINGS = "Tom Mia Ben Ana Leo Eva Sam Zoe".split(), "apples books coins cards stones pens shells eggs".split()
+
+
+def sums(path: Path, count: int, seed: int, *, most: int = 9, test: bool = False, wrong: float = 0.0) -> None:
+    """Write small word problems as JSONL: numbers are common to all files, no wording of a test file is in the others; a wrong one is off by one."""
     rng, rows = random.Random(seed), []
     while len(rows) < count:
-        a, b, sign = rng.randint(1, most), rng.randint(1, most), rng.choice("+-")
-        if ((31 * a + 7 * b) % 5 == 0) == test:
-            value = a + b if sign == "+" else a - b
-            slip = rng.choice((-1, 1)) if rng.random() < wrong else 0
-            text = f"{a} {sign} {b}"
-            shown = {"solution": f"{text} = {value + slip}", "demonstrated_answer": str(value + slip)}
-            rows.append({"question": f"{text} = ?", "answer": str(value), **shown})
+        name, thing = rng.choice(NAMES), rng.choice(THINGS)
+        a, b, more = rng.randint(1, most), rng.randint(1, most), rng.random() < 0.5
+        if ((NAMES.index(name) + THINGS.index(thing) + a + b) % 5 == 0) == test:
+            value, sign = (a + b, "+") if more else (a - b, "-")
+            shown = value + (rng.choice((-1, 1)) if rng.random() < wrong else 0)
+            question = f"{name} has {a} {thing} and {'finds' if more else 'loses'} {b}. How many now?"
+            row = {"question": question, "answer": str(value), "solution": f"{a} {sign} {b} = {shown}"}
+            rows.append(row | {"demonstrated_answer": str(shown)})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -115,14 +120,19 @@ def write_data(folder: Path) -> None:
     sums(folder / "right.jsonl", 4000, 4)
     sums(folder / "wrong.jsonl", 4000, 5, wrong=0.75)
     sums(folder / "sixty.jsonl", 60, 6)
-    sums(folder / "larger.jsonl", 200, 7, most=60, wrong=0.2)
-    sums(folder / "larger-train.jsonl", 1500, 8, most=60)
-    sums(folder / "larger-test.jsonl", 200, 9, most=60, test=True)
+    sums(folder / "larger.jsonl", 200, 7, most=15, wrong=0.2)
+    sums(folder / "larger-train.jsonl", 1500, 8, most=15)
+    sums(folder / "larger-test.jsonl", 200, 9, most=15, test=True)
 
 
 def filled(folder: Path, lines: tuple[str, ...], demos: str) -> list[str]:
     larger = "larger-" if demos == "larger" else ""
-    names = {"{f}": str(folder), "{demos}": demos, "/train.jsonl": f"/{larger}train.jsonl", "/test.jsonl": f"/{larger}test.jsonl"}
+    names = {
+        "{f}": str(folder),
+        "{demos}": demos,
+        "/train.jsonl": f"/{larger}train.jsonl",
+        "/test.jsonl": f"/{larger}test.jsonl",
+    }
     made = []
     for line in lines:
         for mark, text in names.items():
@@ -162,6 +172,8 @@ def full(folder: Path, name: str) -> dict[str, Any]:
     per_step: dict[str, float] = {}
     budget, share, rows, samples = 0.0, 0.5, {}, {}
     for route in routes_of(planned):
+        if not planned.model.name.startswith("/") and route.stages == ("grpo",):
+            continue  # from scratch nothing is right, so nothing is reinforced: 0.0 % of 200 after 167 steps
         change = list(route.change)
         if budget:
             steps = route.steps(budget, per_step, share)
@@ -174,7 +186,10 @@ def full(folder: Path, name: str) -> dict[str, Any]:
         each = run.times.seconds
         seconds = {stage: each.get(stage, 0.0) * took / sum(each.values()) for stage in ("sft", "grpo")}
         if not budget:
-            per_step = {"sft": seconds["sft"] / planned.sft.max_steps, "grpo": seconds["grpo"] / planned.grpo.max_steps}
+            per_step = {
+                "sft": seconds["sft"] / planned.sft.max_steps,
+                "grpo": seconds["grpo"] / planned.grpo.max_steps,
+            }
             budget, share = sum(seconds.values()), seconds["sft"] / sum(seconds.values())
         last = "grpo" if loaded.grpo.enabled else "sft"
         artifact = read_artifact(folder / "run" / "eval", last)
@@ -203,7 +218,10 @@ def race_of(folder: Path, name: str) -> dict[str, Any]:
     began = processor_seconds()
     raced = race(recipe, [*lines, f"output_dir={runs}", "run_name=run"], as_json=True)
     taken = {**raced.seconds, "all": processor_seconds() - began}
-    rows = {row["name"]: {key: row[key] for key in ("reached", "expected", "behind", "why")} for row in raced.routes}
+    rows = {
+        row["name"]: {key: row[key] for key in ("reached", "expected", "behind", "why")}
+        for row in raced.routes
+    }
     return {"ahead": raced.ahead, "close": raced.close, "seconds": taken, "routes": rows}
 
 
@@ -223,7 +241,9 @@ def table(folder: Path, names: list[tuple[int, str]]) -> None:
         counts["told"] += not raced["close"]
         counts["recipe"] += next(iter(ran["routes"])) in wins
         counts["pilot"] += first in wins
-        print(f"\n{name}{' (sealed)' if name in SEALED else ''}: {'right' if raced['ahead'] in wins else 'WRONG'}: {raced['ahead']}")
+        print(
+            f"\n{name}{' (sealed)' if name in SEALED else ''}: {'right' if raced['ahead'] in wins else 'WRONG'}: {raced['ahead']}"
+        )
         for route, row in ran["routes"].items():
             mark, guess = "*" if row["wins"] else " ", raced["routes"][route]
             expected = f"{100 * guess['expected'][0]:5.1f}" if guess["expected"] else "    –"
@@ -240,7 +260,9 @@ def table(folder: Path, names: list[tuple[int, str]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("full", "races", "table"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--open", action="store_true", help="only the tasks that are not sealed")

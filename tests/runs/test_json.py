@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "from-trl": ("from-trl", str(Path(__file__).parents[1] / "data/trl/sft.py")),
     "preflight": ("preflight", "smoke-cpu", *RECIPE[:2], "--problems", "2", "--samples", "2", "--no-trial"),
     "forecast": ("forecast", "runs/first", "eval.enabled=true", "--problems", "4", "--samples", "2"),
+    "race": ("race", "smoke-cpu", "threads=1", "--seconds", "1"),
     "run": ("run", "smoke-cpu", *RECIPE, "run_name=second"),
     "iterate": (
         "iterate", "smoke-cpu", *RECIPE[:2], *DATA, "model.name=runs/first/sft/final", "grpo.enabled=false", "--rounds", "1",

@@ -33,7 +33,7 @@ class ForecastResult(Result):
     verdict: Annotated[str, "train, SFT first, a teacher pays more, do not train this"]
     why: Annotated[str, "the reason"]
     gain: Annotated[dict[str, float], "of pass@1: value, low, high (90 %), loss (probability), plateau"]
-    time: Annotated[dict[str, float], "seconds, step with nine tenths of the gain"]
+    time: Annotated[dict[str, float], "seconds, step of nine tenths"]
     measured: Annotated[dict[str, Any], "row of the table"]
     errors: Annotated[dict[str, Any], "on sealed runs"]
     similar: Annotated[list[dict[str, Any]], "finished runs"]
@@ -77,7 +77,8 @@ def forecast(
         table: Further finished runs to learn from: rows that --add wrote.
         add: Append the run, which is finished, with its gain as a row to this table (JSONL).
 
-    Example: algorist forecast quickstart --model runs/quickstart/sft/final · Next: algorist run quickstart
+    Example: algorist forecast quickstart --model runs/quickstart/sft/final · Next: algorist run quickstart · Which route
+    is ahead, SFT, GRPO, both, a teacher: algorist race quickstart
     """
     loaded, start = _what(recipe, overrides, model)
     display = TerminalDisplay(stderr=as_json)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +29,6 @@ class Raced(Result):
     routes: Annotated[list[dict[str, Any]], "each"]
     seconds: Annotated[dict[str, float], "planned, taken"]
     next: Annotated[str, "command"]
-    folder: str
     stopped: bool
 
     def code(self) -> int:
@@ -38,25 +36,21 @@ class Raced(Result):
 
     def view(self, width: int) -> View:
         if self.stopped:
-            yield Line(f"stopped; {self.folder} keeps the pilots that were finished. Go on: the same command", "bold yellow")
-        rows = [
-            (r["name"], _share(r["reached"]), f"{r['seconds']:.1f}", _text(r["expected"]), _text(r["behind"], signed=True))
-            for r in self.routes if r["expected"]
-        ]  # fmt: skip
-        if rows:
-            heads = ("route", "pilot", "seconds", "expected pass@1, 90 %", "behind, points")
-            yield table(heads, sorted(rows, key=lambda row: row[0] != self.ahead))
+            yield Line(
+                "stopped; the pilots that were finished are kept. Go on: the same command", "bold yellow"
+            )
+        heads = ("route", "pilot, %", "seconds", "expected pass@1, 90 %", "behind, points")
+        tried = [r for r in self.routes if r["expected"]]
+        if tried:
+            yield table(heads, [_row(r) for r in sorted(tried, key=lambda r: -r["expected"][0])])
         yield from (f"{r['name']}: not tried, {r['why']}" for r in self.routes if r["why"])
         if self.ahead is None:
             return
-        if self.close:
-            yield Line(f"\nahead by a little: {self.ahead}; from it cannot be told: {', '.join(self.close)}", "bold yellow")
-        else:
-            yield Line(f"\nahead: {self.ahead}", "bold green")
-        yield (
-            f"{self.seconds['taken']:.0f} seconds of the processor for pilots, {self.seconds['taken'] / self.seconds['run']:.0%} of "
-            f"what the run is planned to take. Take it:\n{self.next}"
-        )
+        little = f" by a little, and cannot be told from: {', '.join(self.close)}" if self.close else ""
+        yield Line(f"\n{self.ahead} is ahead{little}", "bold yellow" if self.close else "bold green")
+        taken, run = self.seconds["taken"], self.seconds["run"]
+        yield f"pilots took {taken:.1f} seconds of the processor; the run is planned to take {run:.0f}. Next:"
+        yield self.next
 
 
 @verb(app)
@@ -68,8 +62,8 @@ def race(
 ) -> Raced:
     """Short pilots of the routes that a recipe could take (SFT, GRPO, both, with a teacher, without tools): which is ahead?
 
-    The pilots are runs in NAME-race; the same command goes on with those that are not finished, and repeats none. They are evaluated on
-    training problems that they do not train on; the test set is not looked at.
+    Their folder is NAME-race; the same command goes on with those that are not finished, and repeats none. They are sampled on training
+    problems that no pilot trains on; the test set is not looked at.
 
     Args:
         recipe: A shipped recipe or a .yaml file.
@@ -77,30 +71,29 @@ def race(
 
     Example: algorist race quickstart · Next: the command that it prints
     """
-    words = list(overrides or [])
-    loaded = read_recipe(recipe, words)
-    display = TerminalDisplay(stderr=as_json)
     from algorist.extensions.race.routes import routes_of
 
+    words = list(overrides or [])
+    loaded, display = read_recipe(recipe, words), TerminalDisplay(stderr=as_json)
     routes = routes_of(loaded)
     if len(routes) < 2:
         raise ConfigError(
-            f"recipe {loaded.name} has one route, {routes[0].name}: a race needs demonstrations (data.sft), a teacher (grpo.teacher) "
-            "or tools"
+            f"recipe {loaded.name} has one route, {routes[0].name}: a race needs demonstrations (data.sft), a teacher or tools"
         )
     import_quietly("algorist.extensions.race.pilots", display.say)
     from algorist.extensions.race.pilots import Race
     from algorist.store.run_folder import RunFolder
 
+    folder = RunFolder.create(loaded.path.with_name(f"{loaded.path.name}-race"))
     try:
-        folder = RunFolder.create(loaded.path.with_name(f"{loaded.path.name}-race"))
         with folder.lock():
-            pilots = Race(folder, loaded, routes, lambda change: read_recipe(recipe, [*words, *change]), display)
+            pilots = Race(folder, loaded, routes, lambda more: read_recipe(recipe, [*words, *more]), display)
             display.say("measuring this machine with this model …")
             pilots.plan(seconds)
             display.say(
-                f"{len(routes)} routes: {'; '.join(route.name for route in routes)}. Their pilots take about {pilots.budget.seconds:.0f} "
-                f"seconds of the processor together, the run about {pilots.budget.planned:.0f}; {folder.path} keeps them"
+                f"{len(routes)} routes: {'; '.join(route.name for route in routes)}. Their pilots take about "
+                f"{pilots.budget.seconds:.0f} seconds of the processor together, the run about {pilots.budget.planned:.0f}; "
+                f"{folder.path} keeps them"
             )
             stopped = pilots.run()
     finally:
@@ -109,34 +102,30 @@ def race(
 
 
 def _raced(race: Race, typed: str, stopped: bool) -> Raced:
-    budget, rows = race.budget, []
     expected = race.expected() if race.pilots else None
-    ahead = expected.ahead if expected else None
+    ahead, rows, budget = expected.ahead if expected else None, [], race.budget
     for route in race.routes:
-        pilot = race.pilots.get(route.name)
         steps = route.steps(budget.training, budget.per_step, budget.share)
         keys = [*route.change, *(f"{stage}.max_steps={count}" for stage, count in steps.items())]
         row: dict[str, Any] = {"name": route.name, "keys": keys, "why": race.dropped.get(route.name)}
-        row |= {"reached": None, "seconds": None, "expected": None, "behind": None}
-        if pilot and expected and ahead:
+        row |= dict.fromkeys(("reached", "seconds", "expected", "behind"))
+        if expected and ahead and (pilot := race.pilots.get(route.name)):
             last = pilot.levels[route.stages[-1]]
-            row |= {"reached": sum(last) / len(last), "seconds": pilot.seconds, "expected": expected.interval(route.name)}
+            row |= {"reached": sum(last) / len(last), "seconds": pilot.seconds}
+            row["expected"] = expected.interval(route.name)
             row["behind"] = expected.interval(ahead, route.name) if route.name != ahead else None
         rows.append(row)
-    taken = sum(pilot.seconds for pilot in [*race.pilots.values(), *filter(None, [race.teacher])])
+    taken = sum(pilot.seconds for pilot in race.pilots.values())
     keys = next((row["keys"] for row in rows if row["name"] == ahead), [])
     seconds = {"run": budget.planned, "planned": budget.seconds, "taken": taken}
     close = expected.close() if expected else []
-    return Raced(ahead, close, rows, seconds, f"algorist run {typed} {shlex.join(keys)}", str(race.folder.path), stopped)
+    return Raced(ahead, close, rows, seconds, f"algorist run {typed} {shlex.join(keys)}", stopped)
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    def text(interval: tuple[float, float, float] | None, form: str) -> str:
+        value, low, high = (format(100 * number, form) for number in interval or (0, 0, 0))
+        return f"{value} [{low}, {high}]" if interval else ""
 
-
-def _text(interval: tuple[float, float, float] | None, *, signed: bool = False) -> str:
-    if interval is None:
-        return ""
-    value, low, high = (100 * number for number in interval)
-    sign = "+" if signed else ""
-    return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    pilot, expected = f"{100 * row['reached']:.1f}", text(row["expected"], ".1f")
+    return row["name"], pilot, f"{row['seconds']:.1f}", expected, text(row["behind"], "+.1f")
