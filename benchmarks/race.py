@@ -59,7 +59,7 @@ COMMON = (
 BASES = {
     "sums": ("quickstart", SUMS, "careless", 600, 150),
     "countdown": ("countdown", COUNTDOWN, "", 300, 150),
-    "teacher": ("quickstart", SUMS, "right", 450, 450),
+    "teacher": ("quickstart", SUMS, "right", 300, 300),
 }
 """Start → recipe, overrides, demonstrations, steps of SFT, steps between checkpoints."""
 TASKS: dict[str, tuple[str, tuple[str, ...], str, str, int, int]] = {
@@ -94,7 +94,10 @@ POINTS = 0.02
 """Difference below which two full runs are as good as each other."""
 
 
-NAMES, THINGS = "Tom Mia Ben Ana Leo Eva Sam Zoe".split(), "apples books coins cards stones pens shells eggs".split()
+NAMES, THINGS = (
+    "Tom Mia Ben Ana Leo Eva Sam Zoe".split(),
+    "apples books coins cards stones pens shells eggs".split(),
+)
 
 
 def sums(path: Path, count: int, seed: int, *, most: int = 9, test: bool = False, wrong: float = 0.0) -> None:
@@ -144,12 +147,14 @@ def filled(folder: Path, lines: tuple[str, ...], demos: str) -> list[str]:
 def base(folder: Path, name: str) -> Path:
     """Return the folder of a start's SFT, trained where it is not there yet."""
     recipe, lines, demos, steps, each = BASES[name]
-    run = folder / "bases" / name
+    run, lines = folder / "bases" / name, filled(folder, lines, demos)
+    if name == "teacher":  # of the same tokenizer
+        lines.append(f"model.name={base(folder, 'sums') / 'final'}")
     if not (run / "sft" / "final").is_dir():
         shutil.rmtree(run, ignore_errors=True)
         own = ["grpo.enabled=false", "eval.enabled=false", f"sft.max_steps={steps}", f"sft.save_steps={each}"]
         own += ["sft.save_total_limit=100", f"output_dir={run.parent}", f"run_name={name}", "threads=1"]
-        run_recipe(load_recipe(recipe, [*filled(folder, lines, demos), *own]).recipe, display=Quiet())
+        run_recipe(load_recipe(recipe, [*lines, *own]).recipe, display=Quiet())
     return run / "sft"
 
 
@@ -205,7 +210,7 @@ def full(folder: Path, name: str) -> dict[str, Any]:
     best = max(rows, key=lambda route: rows[route]["pass@1"][0])
     for route, row in rows.items():
         gap = paired_metrics(samples[route], samples[best])["pass@1"]
-        row["behind"] = [gap.value, gap.low, gap.high]
+        row["gap"] = [gap.value, gap.low, gap.high]
         row["wins"] = route == best or gap.low <= 0 or gap.value < POINTS
     return {"task": name, "sealed": name in SEALED, "seconds": budget, "per_step": per_step, "routes": rows}
 
@@ -219,8 +224,7 @@ def race_of(folder: Path, name: str) -> dict[str, Any]:
     raced = race(recipe, [*lines, f"output_dir={runs}", "run_name=run"], as_json=True)
     taken = {**raced.seconds, "all": processor_seconds() - began}
     rows = {
-        row["name"]: {key: row[key] for key in ("reached", "expected", "behind", "why")}
-        for row in raced.routes
+        row["name"]: {key: row[key] for key in ("reached", "expected", "gap", "why")} for row in raced.routes
     }
     return {"ahead": raced.ahead, "close": raced.close, "seconds": taken, "routes": rows}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorist.extensions.race.expect import Known, Part, expect
+from algorist.extensions.race.expect import Part, expect
 from tests.conftest import Verb
 from tests.runs.sums import SMALL, Runs, sums
 
@@ -56,8 +56,8 @@ def test_wrong_demonstrations_are_not_followed_and_nothing_is_done_twice(race: R
     assert "sft.enabled=false" in first["next"] and "grpo.max_steps=" in first["next"]
     by_name = {route["name"]: route for route in first["routes"]}
     assert set(by_name) == {"SFT, then GRPO", "SFT alone", "GRPO alone"}
-    behind = by_name["SFT alone"]["behind"]
-    assert 0 < behind[1] < behind[0] < behind[2] and by_name["GRPO alone"]["behind"] is None
+    behind = by_name["SFT alone"]["gap"]
+    assert 0 < behind[1] < behind[0] < behind[2] and by_name["GRPO alone"]["gap"] is None
     assert all(route["seconds"] > 0 for route in first["routes"])
     kept = {file.name: file.read_bytes() for file in (tmp_path / "runs/quickstart-race").glob("*.json")}
     again = race()
@@ -79,20 +79,22 @@ def test_what_cannot_be_raced_is_said(verb: Verb, lines: list[str]) -> None:
     assert code == 2 and "has one route, GRPO alone" in errors
 
 
-def parts(learner: str, before: float, after: float, tried: float = 0.03) -> Part:
+def part(learner: str, before: float, after: float, tried: float, whole: float) -> Part:
     chance = np.random.default_rng(1)
     one, two = (chance.binomial(4, level, size=100) / 4 for level in (before, after))
-    return Part(learner, tried, 1.0, one, two)
+    return Part(learner, tried, whole, one, two)
 
 
-def test_ceilings_decide_and_what_nobody_can_know_stays_open() -> None:
-    wrong, right = Known(0.1, None, 8, 4), Known(1.0, None, 8, 4)
-    routes = {"SFT": [parts("sft", 0.4, 0.35)], "GRPO": [parts("grpo", 0.4, 0.42)]}
-    expected = expect(routes, wrong)
-    assert (expected.ahead, expected.close()) == ("GRPO", [])
-    value, low, high = expected.interval("GRPO", "SFT")
+def test_ceilings_decide_and_what_no_pilot_can_show_stays_open() -> None:
+    grpo = {"GRPO": [part("grpo", 0.4, 0.45, 4, 80)]}
+    wrong = expect({"SFT": [part("sft", 0.4, 0.3, 0.03, 1.0)], **grpo}, 0.1, None, 8)
+    assert (wrong.ahead, wrong.close()) == ("GRPO", [])
+    value, low, high = wrong.interval("GRPO", "SFT")
     assert 0 < low < value < high
-    assert expect(routes, right).close() != []
+    right = expect({"SFT": [part("sft", 0.4, 0.4, 0.001, 1.0)], **grpo}, 1.0, None, 8)
+    assert right.close() != []
+    taught = expect({"teacher": [part("teacher", 0.2, 0.25, 4, 200)], **grpo}, 1.0, np.full(100, 0.9), 8)
+    assert 0.25 < taught.interval("teacher")[0] < 0.95
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError
 from algorist.evaluation.run import Pulse
 from algorist.extensions.race.expect import Expected, Part, expect
-from algorist.extensions.race.routes import EVEN, GRPO, SFT, TEACHER, Route
+from algorist.extensions.race.routes import EVEN, GRPO, SFT, TEACHER, TrainingRoute
 from algorist.models.load import Policy, policy_of
 from algorist.preflight.completions import Sampler
 from algorist.preflight.run import start_policy
@@ -50,7 +50,7 @@ LOOKING = 0.4
 
 @dataclass(frozen=True)
 class Budget:
-    """What a race takes, planned before it begins and kept in its folder.
+    """Time that a race takes, planned before it begins and kept in its folder.
 
     Attributes:
         recipe: Hash of the recipe.
@@ -75,7 +75,7 @@ class Budget:
 
 @dataclass
 class Pilot:
-    """What a pilot reached: level of each problem (N,) at the start (``base``) and after its stages; steps of these; seconds."""
+    """Results of a pilot: level of each problem (N,) at the start (``base``) and after its stages; steps of these; seconds."""
 
     levels: dict[str, list[float]]
     steps: dict[str, int]
@@ -107,9 +107,9 @@ class _Start:
         self.plan, data = plan.opened(self.policy.tokenizer), plan.problems
         train = fitting_problems(recipe.data.train, data.train, plan.form, self.policy.tokenizer)
         self.held = train[:: max(6, len(train) // MOST)][:MOST]
-        asked = {p.question for p in self.held}
-        data.train = [p for p in train if p.question not in asked]
-        data.sft = [p for p in data.sft if p.question not in asked] or data.sft
+        questions = {p.question for p in self.held}
+        data.train = [p for p in train if p.question not in questions]
+        data.sft = [p for p in data.sft if p.question not in questions] or data.sft
         trained = (p for p in self.policy.model.parameters() if p.requires_grad)
         self._weights = [(p, p.detach().to("cpu", copy=True)) for p in trained]
 
@@ -136,7 +136,7 @@ class Race:
 
     folder: RunFolder
     recipe: Recipe
-    routes: Sequence[Route]
+    routes: Sequence[TrainingRoute]
     read: Callable[[Sequence[str]], Recipe]
     display: Display
     pilots: dict[str, Pilot] = field(default_factory=dict)
@@ -156,12 +156,12 @@ class Race:
             ConfigError: The folder is another race's, or a tenth of the run is too short.
         """
         digest = hashlib.sha256(to_yaml(self.recipe).encode()).hexdigest()[:16]
-        kept = self.folder.read_json("race.json")
-        if kept is not None and (kept["recipe"] != digest or seconds not in (None, kept["seconds"])):
+        stored = self.folder.read_json("race.json")
+        if stored is not None and (stored["recipe"] != digest or seconds not in (None, stored["seconds"])):
             raise ConfigError(
                 f"{self.folder.path} holds the pilots of another recipe or length; take another name: run_name=NAME"
             )
-        self.budget = Budget(**kept) if kept else self._plan(digest, seconds)
+        self.budget = Budget(**stored) if stored else self._plan(digest, seconds)
         self.folder.write_json("race.json", asdict(self.budget))
 
     def _plan(self, digest: str, seconds: float | None) -> Budget:
@@ -210,8 +210,8 @@ class Race:
     def _kept(self, name: str, do: Callable[[], Pilot]) -> Pilot:
         """Return a pilot from the folder, or do it and keep it."""
         file = f"{name.lower().replace(', ', '-').replace(' ', '-')}.json"
-        if (kept := self.folder.read_json(file)) is not None:
-            return Pilot(**kept)
+        if (stored := self.folder.read_json(file)) is not None:
+            return Pilot(**stored)
         began = self._now()
         pilot = do()
         pilot.seconds = self._now() - began
@@ -220,14 +220,14 @@ class Race:
         self.display.say(f"{name}: {last:.1f} % of held-out training problems, {pilot.seconds:.1f} s")
         return pilot
 
-    def _start(self, route: Route) -> _Start:
+    def _start(self, route: TrainingRoute) -> _Start:
         """Return the start of a route, as it was before any pilot."""
         bare = "tools=null" in route.change
         if bare not in self._starts:
             self._starts[bare] = _Start(self.read(route.change))
         return self._starts[bare].again()
 
-    def _pilot(self, route: Route) -> Pilot:
+    def _pilot(self, route: TrainingRoute) -> Pilot:
         start, recipe = self._start(route), self.read(route.change)
         draft = replace(start.plan.draft, recipe=recipe, rewards=check_names(recipe, start.plan.form))
         plan = make_plan(replace(draft, problems=start.plan.problems))
@@ -251,7 +251,7 @@ class Race:
         policy = policy_of(find_model(model)[0], device=start.plan.device, like=start.plan.recipe.model)
         return Pilot({"base": self._level(start.plan, start, policy, TEACHER)}, {})
 
-    def _steps(self, route: Route, seconds: float) -> dict[str, int]:
+    def _steps(self, route: TrainingRoute, seconds: float) -> dict[str, int]:
         return route.steps(seconds, self.budget.per_step, self.budget.share)
 
     def _train(self, plan: Plan, policy: Policy, stage: str, steps: int, name: str) -> int:
@@ -285,13 +285,14 @@ class Race:
         return [float(np.mean([bool(r.grade and r.grade.correct) for r in g.rollouts])) for g in groups]
 
     def expected(self) -> Expected:
-        """Return where the routes whose pilots are done will end."""
-        parts, budget, teacher = {}, self.budget, self.pilots.get(TEACHER)
+        """Return the expected ends of the routes whose pilots are done."""
+        parts: dict[str, list[Part]] = {}
+        budget, teacher = self.budget, self.pilots.get(TEACHER)
         for route in (route for route in self.routes if route.name in self.pilots):
             pilot, whole = self.pilots[route.name], self._steps(route, budget.training)
             parts[route.name], before = [], np.array(pilot.levels["base"])
             for stage in route.stages:
-                part = budget.per_step[stage] / budget.training
+                part = budget.per_step[SFT] / budget.training if stage == SFT else 1.0
                 tried, every = pilot.steps[stage] * part, whole[stage] * part
                 learner, after = SFT if stage == SFT else route.learner, np.array(pilot.levels[stage])
                 passes = pilot.passes * whole[stage]

@@ -1,4 +1,4 @@
-"""Before a long run: which route pays, SFT, GRPO, both, a teacher, tools; by short pilots.
+"""Try SFT, GRPO, both, a teacher, tools: which pays more?
 
 ``algorist race RECIPE`` gives each route the same processor seconds, a tenth of the run's for all, and compares what they reach.
 """
@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Raced(Result):
-    """Which route is ahead."""
+    """Route that is ahead, and all of them."""
 
     ahead: Annotated[str | None, "route"]
     close: Annotated[list[str], "indistinguishable"]
@@ -37,9 +37,9 @@ class Raced(Result):
     def view(self, width: int) -> View:
         if self.stopped:
             yield Line(
-                "stopped; the pilots that were finished are kept. Go on: the same command", "bold yellow"
+                "stopped; the pilots that were finished are kept. Continue: the same command", "bold yellow"
             )
-        heads = ("route", "pilot, %", "seconds", "expected pass@1, 90 %", "behind, points")
+        heads = ("route", "pilot, %", "seconds", "expected pass@1, 90 %", "less by")
         tried = [r for r in self.routes if r["expected"]]
         if tried:
             yield table(heads, [_row(r) for r in sorted(tried, key=lambda r: -r["expected"][0])])
@@ -62,7 +62,7 @@ def race(
 ) -> Raced:
     """Short pilots of the routes that a recipe could take (SFT, GRPO, both, with a teacher, without tools): which is ahead?
 
-    Their folder is NAME-race; the same command goes on with those that are not finished, and repeats none. They are sampled on training
+    Their folder is NAME-race; the same command does those that are not finished, and repeats none. They are sampled on training
     problems that no pilot trains on; the test set is not looked at.
 
     Args:
@@ -108,12 +108,12 @@ def _raced(race: Race, typed: str, stopped: bool) -> Raced:
         steps = route.steps(budget.training, budget.per_step, budget.share)
         keys = [*route.change, *(f"{stage}.max_steps={count}" for stage, count in steps.items())]
         row: dict[str, Any] = {"name": route.name, "keys": keys, "why": race.dropped.get(route.name)}
-        row |= dict.fromkeys(("reached", "seconds", "expected", "behind"))
+        row |= dict.fromkeys(("reached", "seconds", "expected", "gap"))
         if expected and ahead and (pilot := race.pilots.get(route.name)):
             last = pilot.levels[route.stages[-1]]
             row |= {"reached": sum(last) / len(last), "seconds": pilot.seconds}
             row["expected"] = expected.interval(route.name)
-            row["behind"] = expected.interval(ahead, route.name) if route.name != ahead else None
+            row["gap"] = expected.interval(ahead, route.name) if route.name != ahead else None
         rows.append(row)
     taken = sum(pilot.seconds for pilot in race.pilots.values())
     keys = next((row["keys"] for row in rows if row["name"] == ahead), [])
@@ -128,4 +128,4 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
         return f"{value} [{low}, {high}]" if interval else ""
 
     pilot, expected = f"{100 * row['reached']:.1f}", text(row["expected"], ".1f")
-    return row["name"], pilot, f"{row['seconds']:.1f}", expected, text(row["behind"], "+.1f")
+    return row["name"], pilot, f"{row['seconds']:.1f}", expected, text(row["gap"], "+.1f")

@@ -13,7 +13,7 @@ EVEN = 0.5
 
 
 @dataclass(frozen=True)
-class Route:
+class TrainingRoute:
     """A way to train.
 
     Attributes:
@@ -34,7 +34,7 @@ class Route:
         return {stage: max(1, round(seconds * part / per_step[stage])) for stage, part in shares.items()}
 
 
-def routes_of(recipe: Recipe) -> list[Route]:
+def routes_of(recipe: Recipe) -> list[TrainingRoute]:
     """Return the routes, the recipe's own kind first.
 
     SFT is possible where the recipe has it on or names its demonstrations. With a teacher the same are tried without it, with tools the
@@ -50,12 +50,14 @@ def routes_of(recipe: Recipe) -> list[Route]:
         learners.insert(0, ("the teacher", (), TEACHER))
     routes = []
     for name, change, learner in learners:
-        routes += [Route(f"SFT, then {name}", (*both, *change), (SFT, GRPO), learner)] if shows else []
-        routes += [Route(f"{name} alone", (*alone, *change), (GRPO,), learner)]
+        routes += (
+            [TrainingRoute(f"SFT, then {name}", (*both, *change), (SFT, GRPO), learner)] if shows else []
+        )
+        routes += [TrainingRoute(f"{name} alone", (*alone, *change), (GRPO,), learner)]
     if shows:
-        routes.insert(1, Route("SFT alone", ("sft.enabled=true", "grpo.enabled=false"), (SFT,), SFT))
+        routes.insert(1, TrainingRoute("SFT alone", ("sft.enabled=true", "grpo.enabled=false"), (SFT,), SFT))
     if tools:
         first = routes[0]
         changed = (*first.change, "tools=null")
-        routes.append(Route(f"{first.name}, without tools", changed, first.stages, first.learner))
+        routes.append(TrainingRoute(f"{first.name}, without tools", changed, first.stages, first.learner))
     return routes
