@@ -105,6 +105,7 @@ def expect(
     count = len(next(iter(routes.values()))[0].before)
     drawn = chance.multinomial(count, np.ones(count) / count, DRAWS) / count
     spread, late = chance.uniform(*SPREADS, DRAWS), chance.uniform(1, 2, DRAWS)
+    recovers = chance.random(DRAWS) < 0.5
     taught = chance.uniform(*TAUGHT, DRAWS) if teacher is None else drawn @ teacher
 
     def moved(part: Part, level: Floats, length: float) -> Floats:
@@ -118,12 +119,13 @@ def expect(
         return (goal + (level - goal) * np.exp(-speed * t)).clip(0, 1)
 
     for name, parts in routes.items():
-        level = drawn @ parts[0].after
+        before, after = (drawn @ levels for levels in (parts[0].before, parts[0].after))
+        # The pilot's end is where the rest of its first stage begins, unless it fell: half of the draws recover from the first steps.
+        level = np.where(recovers & (parts[0].after.mean() < parts[0].before.mean()), before, after)
         for part in parts:
-            # What the pilot reached is where the rest of its first stage begins; of a later one, the end of the stage before.
             level = moved(part, level, part.whole - (part.tried if part is parts[0] else 0.0))
-            change, blind = part.after - part.before, max(part.before.mean(), part.after.mean()) < KNOWN
-            if not (blind and part.learner == SFT):
+            change, last = part.after - part.before, max(part.before.mean(), part.after.mean())
+            if part.learner != SFT or (last > KNOWN and change.mean() * (right - part.before.mean()) >= 0):
                 off = change.mean() - (moved(part, drawn @ part.before, part.tried) - drawn @ part.before)
                 result.weights -= 0.5 * off**2 / (change.var() / count + ROUGH**2)
         result.ends[name] = level

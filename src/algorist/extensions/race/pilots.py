@@ -44,6 +44,8 @@ SHARE, FILL = 0.1, 0.5
 """Most of the run's time for all pilots; how much of that is planned, since they take more than their steps."""
 FEWEST, MOST, SAMPLES = 24, 256, 4
 """Problems that pilots are sampled on, and completions of each."""
+LEAST = 2
+"""Steps of a stage, at least."""
 LOOKING = 0.4
 """Share of the pilots' time for samples."""
 
@@ -90,11 +92,14 @@ class _Clock(TrainerCallback):
     """Ends a stage of a pilot when it has had its seconds; ``steps`` were done."""
 
     def __init__(self, now: Callable[[], float], seconds: float) -> None:
-        self.now, self.ends, self.steps = now, now() + seconds, 0
+        self.now, self.seconds, self.steps = now, seconds, 0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.seconds += self.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.steps = state.global_step
-        control.should_training_stop |= self.now() >= self.ends
+        control.should_training_stop |= self.steps >= LEAST and self.now() >= self.seconds
 
 
 class _Start:
@@ -239,7 +244,7 @@ class Race:
         )
         done, levels = {}, {"base": known.get("base") or look()}
         for stage, count in self._steps(route, self.budget.pilot).items():
-            done[stage] = self._train(plan, start.policy, stage, count, route.name)
+            done[stage] = self._train(plan, start.policy, stage, max(LEAST, count), route.name)
             levels[stage] = look()
         shown = plan.problems.sft
         rows = recipe.sft.batch_size * recipe.sft.gradient_accumulation_steps
@@ -259,6 +264,7 @@ class Race:
         clock, shown = _Clock(self._now, steps * self.budget.per_step[stage]), f"{name}: {stage}"
         progress = ProgressCallback(partial(self.display.step, shown), partial(self.display.progress, shown))
         short = {"max_steps": steps, "save_steps": 10**9, "logging_steps": 10**9, "eval_every": None}
+        short |= {"warmup_steps": 0} if stage == GRPO else {}  # in steps; that of SFT is a share
         with tempfile.TemporaryDirectory() as folder:
             common: dict[str, Any] = {"model": policy.model, "tokenizer": policy.tokenizer}
             common |= {"output_dir": Path(folder), "seed": plan.recipe.seed, "device": plan.device}
