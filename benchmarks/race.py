@@ -232,7 +232,9 @@ def race_of(folder: Path, number: int, name: str) -> dict[str, Any]:
 
 def table(folder: Path, names: list[tuple[int, str]]) -> None:
     """Print what the full runs and the races said, and how often the races were right."""
-    counts = {"right": 0, "told": 0, "recipe": 0, "pilot": 0, "tasks": 0}
+    counts = dict.fromkeys(
+        ("tasks", "right", "sure", "sure and right", "always the recipe's", "always SFT", "best pilot"), 0
+    )
     for number, name in names:
         files = [folder / part / f"{number}.json" for part in ("full", "race")]
         if not all(file.is_file() for file in files):
@@ -243,9 +245,11 @@ def table(folder: Path, names: list[tuple[int, str]]) -> None:
         first = max(reached, key=lambda route: reached[route])
         counts["tasks"] += 1
         counts["right"] += raced["ahead"] in wins
-        counts["told"] += not raced["close"]
-        counts["recipe"] += next(iter(ran["routes"])) in wins
-        counts["pilot"] += first in wins
+        counts["sure"] += not raced["close"]
+        counts["sure and right"] += not raced["close"] and raced["ahead"] in wins
+        counts["always the recipe's"] += next(iter(ran["routes"])) in wins
+        counts["always SFT"] += "SFT alone" in wins
+        counts["best pilot"] += first in wins
         print(
             f"\n{name}{' (sealed)' if name in SEALED else ''}: {'right' if raced['ahead'] in wins else 'WRONG'}: {raced['ahead']}"
         )
