@@ -49,6 +49,7 @@ def race(verb: Verb, lines: list[str]) -> Raced:
     return race
 
 
+@pytest.mark.long
 def test_wrong_demonstrations_are_not_followed_and_nothing_is_done_twice(race: Raced, tmp_path: Path) -> None:
     first = race("--seconds", "6")
     assert "Their pilots take about 6 seconds" in first["said"] and "quickstart-race" in first["said"]
@@ -69,6 +70,7 @@ def test_wrong_demonstrations_are_not_followed_and_nothing_is_done_twice(race: R
     } == kept
 
 
+@pytest.mark.long
 def test_what_cannot_be_raced_is_said(verb: Verb, lines: list[str]) -> None:
     code, _, errors = verb("race", *lines, "sft.max_steps=2", "grpo.max_steps=1")
     assert code == 2 and "too short" in errors and "--seconds" in errors
