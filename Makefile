@@ -5,11 +5,12 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
 VLLM   := .venv-vllm
+MLX    := .venv-mlx
 CUDA_HOST := .venv-cuda-host
 THREADS ?= 2
 ROOM_MB ?= 4000
 
-.PHONY: quickstart install flash test test-all test-long test-vllm test-cuda-host coverage check bench docs clean format
+.PHONY: quickstart install flash test test-all test-long test-vllm test-mlx test-cuda-host coverage check bench docs clean format
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +22,7 @@ help:
 	@echo "make test-long    install, then run the longest"
 	@echo "make coverage     the tests, then which lines no test ran (one file: make coverage TESTS=tests/unit/data/test_load.py)"
 	@echo "make test-vllm    an environment of its own with vLLM for CPU (4 GB), then the tests that need it"
+	@echo "make test-mlx     an environment of its own with MLX (2 GB; on Linux for CPU), then the tests that need it"
 	@echo "make test-cuda-host  torch's CUDA build over a stub of NVIDIA's libraries (0.75 GB), then what needs no card"
 	@echo "make check        formatter, linter, type checker, spelling"
 	@echo "make bench        benchmarks against stock TRL (minutes)"
@@ -62,7 +64,7 @@ quickstart: $(STAMP)
 
 # Whole runs wait for processes that they start and kill, so a third worker pays there; quick tests only compute.
 PYTEST := $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
-ELSEWHERE := not gpu and not vllm and not network
+ELSEWHERE := not gpu and not vllm and not mlx and not network
 
 test: $(DEV)
 	$(PYTEST) -n 2 -m "$(ELSEWHERE) and not slow"
@@ -70,8 +72,8 @@ test: $(DEV)
 
 test-all: $(DEV)
 	$(PYTEST) -n 3 -m "$(ELSEWHERE) and not long" --durations=60 --durations-min=5
-	@echo "left out: long (make test-long), gpu, vllm, network (run them with: pytest -m gpu, make test-vllm, pytest -m network)"
-	@echo "and make test-cuda-host"
+	@echo "left out: long (make test-long), gpu, vllm, mlx, network (run them with: pytest -m gpu, make test-vllm, make test-mlx,"
+	@echo "pytest -m network), and make test-cuda-host"
 
 test-long: $(DEV)
 	$(PYTEST) -n 2 -m "$(ELSEWHERE) and long" --durations=20
@@ -95,6 +97,17 @@ $(VLLM)/.installed: pyproject.toml
 
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
+
+# On Linux the wheel mlx alone has no library in it, and mlx-lm does not ask for one.
+$(MLX)/.installed: pyproject.toml constraints.txt
+	python3 -m venv $(MLX)
+	echo '*' > $(MLX)/.gitignore
+	$(MLX)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(MLX)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e packages/grader -e '.[mlx]' 'pytest>=8.3' psutil
+	touch $@
+
+test-mlx: $(MLX)/.installed
+	$(MLX)/bin/python -m pytest -m mlx tests/mlx
 
 # The wheels are PyPI's CUDA builds of torch and triton; the stub is compiled from tests/cuda_host. Each card is a process.
 CARDS ?= 90:80 89:24 75:16

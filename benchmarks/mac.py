@@ -2,7 +2,8 @@
 
 ``python benchmarks/mac.py`` anywhere prints the operations of SFT, rollouts, GRPO and evaluation (``smoke-cpu``, math attention, torch's own
 products) that the ``native_functions.yaml`` of the installed torch gives no MPS kernel, and those that make float64, which MPS does not have.
-On a Mac it then trains the quickstart in small on CPU and MPS and writes ``mac.json``: please send it.
+On a Mac it then trains the quickstart in small on CPU and MPS, times the engine ``mlx`` against torch's where mlx-lm is installed, and writes
+``mac.json``: please send it. ``--mlx tiny`` does the same with a small model anywhere, and writes nothing.
 """
 
 from __future__ import annotations
@@ -107,10 +108,66 @@ def lacking(names: Any) -> dict[str, str]:
     return missing
 
 
+def by_mlx(size: str, prompts: int = 8, group: int = 8, new: int = 128) -> dict[str, Any]:
+    """Return tokens per second of each engine and device, how far MLX's log-probs are from torch's, and seconds to hand weights over."""
+    from models import make_model
+    from peft import LoraConfig, get_peft_model
+
+    from algorist.extensions.mlx.engine import MLXEngine
+    from algorist.rollouts.base import SamplingParams
+    from algorist.rollouts.native.engine import NativeEngine
+
+    @torch.no_grad()
+    def move(policy: Any, name: str) -> None:
+        for parameter in (p for n, p in policy.named_parameters() if name in n):
+            parameter.add_(1e-3)
+
+    def seconds(work: Any, *arguments: Any) -> float:
+        began = time.perf_counter()
+        work(*arguments)
+        return round(time.perf_counter() - began, 4)
+
+    torch.manual_seed(0)
+    devices = ["cpu", *(["mps"] if torch.backends.mps.is_available() else [])]
+    ids = torch.randint(0, 255, (prompts, 64)).tolist()
+    found: dict[str, Any] = {"size": size, "rows": prompts * group, "new_tokens": new}
+    for device in devices:
+        model = make_model(size).to(device)
+        for name, kind in (("mlx", MLXEngine), ("native", NativeEngine)):
+            params = SamplingParams(max_new_tokens=new, min_new_tokens=new, seed=0)
+            engine = kind(model)
+            engine.generate(ids, group, params)
+            took = seconds(engine.generate, ids, group, params)
+            found[f"{name}, weights on {device}, tokens/s"] = round(prompts * group * new / took, 1)
+        gaps = []
+        for prompt, (row,) in zip(ids, MLXEngine(model).generate(ids, 1, params), strict=True):
+            whole = torch.tensor([prompt + row.token_ids], device=device)
+            with torch.no_grad():
+                logs = model(whole).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1).cpu()
+            own = logs.gather(1, torch.tensor(row.token_ids)[:, None])[:, 0]
+            gaps.append((own - torch.tensor(row.log_probs)).abs())
+        gap = torch.cat(gaps)
+        found[f"log-probs from torch's on {device}"] = {"mean": float(gap.mean()), "max": float(gap.max())}
+        mirror, handed = MLXEngine(model).mirror, {}
+        handed["nothing changed"] = seconds(mirror.refresh, model)
+        move(model, "")
+        handed["all weights"] = seconds(mirror.refresh, model)
+        adapted = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+        move(adapted, "lora_B")
+        handed["an adapter of rank 16 at all linear layers"] = seconds(mirror.refresh, adapted)
+        found[f"hand-over from {device}, s"] = handed
+    return found
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--out", type=Path, default=Path("mac.json"))
-    place = options.parse_args().out
+    options.add_argument("--mlx", metavar="SIZE", help="of models.py: only the engine mlx, anywhere")
+    given = options.parse_args()
+    place = given.out
+    if given.mlx:
+        print(json.dumps(by_mlx(given.mlx), indent=1))
+        return
     with Recorder() as recorder, sdpa_kernel(SDPBackend.MATH):
         train("smoke-cpu", "device=cpu", "threads=1")
     missing = lacking(recorder.seen)
@@ -122,7 +179,9 @@ def main() -> None:
         print(f"no MPS here ({sys.platform}); nothing was timed")
         return
     runs = {device: train("quickstart", f"device={device}", *SMALL) for device in ("cpu", "mps")}
+    installed = importlib.util.find_spec("mlx_lm") is not None
     content = {
+        "mlx": by_mlx("0.5B") if installed else "mlx-lm is not installed",
         "machine": platform.platform(),
         "processor": platform.processor(),
         "torch": torch.__version__,

@@ -123,6 +123,7 @@ TOGETHER = {
     ("tools", "environments"): "who answers",
     ("environments", "toolbox"): "what an answer is",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",
+    ("mlx", "vllm"): "an adapter is merged for either of them alike",
 }
 """Extensions that import another one."""
 

@@ -39,12 +39,14 @@ ROWS = [
 # a model's tokenizer carries the prompt of its training: what reads it is a plain function of the prompts.
 SAME_ROW = {("prompts", "config"), ("models", "config"), ("models", "prompts"), ("config", "store")}
 LIGHT = {"types", "errors", "config", "prompts", "algorist_grader", "store", "cli"}
-HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm"}
+HEAVY = {"torch", "transformers", "trl", "peft", "datasets", "vllm", "mlx", "mlx_lm"}
 NOT_IN_THE_GRADER = HEAVY | {"accelerate", "algorist", "numpy", "pydantic", "typer", "rich"}
 """At whatever level: it is a distribution of its own (``packages/grader/pyproject.toml``)."""
 ONLY_IN = {
     "trl": (),
     "vllm": ("extensions/vllm/engine.py", "extensions/vllm/server.py", "diagnosis/environment.py"),
+    "mlx": ("extensions/mlx/",),
+    "mlx_lm": ("extensions/mlx/",),
     "sympy": ("algorist_grader/math_verify",),
     "math_verify": ("algorist_grader/math_verify",),
 }

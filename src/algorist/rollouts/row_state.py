@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorist.errors import EngineError
 from algorist.rollouts.base import Completion, Completions, OutOfTime, Prompts, SamplingParams, Turns
-from algorist.rollouts.sampling import StopStrings, draw_uniforms, sample, sample_longer
+from algorist.rollouts.sampling import StopStrings, draw_uniforms, sample_longer
 from algorist.rollouts.turns import OpenTurns
 
 
@@ -47,7 +47,7 @@ class Rows:
 
     Row r is completion r % group_size of prompt r // group_size. Each slot holds a running row or is idle (``alive_S`` 0).
     ``next_S`` is the place of the slot's next token in the flat (rows x max_new_tokens) output; idle slots write to one
-    place after its end.
+    place after its end. ``choose`` samples, as ``sample_longer`` does; an engine whose logits are no tensors has its own.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Rows:
         self._is_stop_V[[i for i in stop_ids if 0 <= i < vocabulary]] = True
         self._length_R = [0] * self.count
         self.tokens, self._running, self._spared = 0, 0, 0
+        self.choose: Callable[..., tuple[Tensor, Tensor]] = sample_longer
         self._strings = StopStrings(params.stop_strings, decode) if params.stop_strings else None
         self._tails: dict[int, deque[int]] = {}
         self.turns = OpenTurns(turns, decode, self.count) if turns is not None else None
@@ -130,11 +131,7 @@ class Rows:
         early_S, uniform_S = None, self._uniform.index_select(0, next_S)
         if params.min_new_tokens:
             early_S = next_S - self.row_S * self._steps < params.min_new_tokens
-            token_S, log_prob_S = sample_longer(
-                logits_SV, uniform_S, params, early_S, self._is_stop_V, ids=self.ids
-            )
-        else:
-            token_S, log_prob_S = sample(logits_SV, uniform_S, params, ids=self.ids)
+        token_S, log_prob_S = self.choose(logits_SV, uniform_S, params, early_S, self._is_stop_V, self.ids)
         forced = self._forced()
         if forced:
             slots = torch.tensor(list(forced), device=self.device)

@@ -79,14 +79,17 @@ def sample_longer(
     logits_RV: Tensor,
     uniform_R: Tensor,
     params: SamplingParams,
-    early_R: Tensor,
+    early_R: Tensor | None,
     is_stop_V: Tensor,
+    ids: int | None = None,
     **how: Any,
 ) -> tuple[Tensor, Tensor]:
-    """``sample`` without stop tokens in the rows that are still too short (``early_R``); log-probs stay unfiltered."""
+    """``sample`` without stop tokens in the rows that are still too short (``early_R``, None: none); log-probs stay unfiltered."""
+    if early_R is None:
+        return sample(logits_RV, uniform_R, params, ids=ids, **how)
     full_RV = logits_RV.float().clone()
     barred_RV = full_RV.masked_fill(early_R.unsqueeze(-1) & is_stop_V, float("-inf"))
-    token_R, _ = sample(barred_RV, uniform_R, params, **how)
+    token_R, _ = sample(barred_RV, uniform_R, params, ids=ids, **how)
     scaled_RV = full_RV.div_(params.temperature or 1.0)
     chosen_R = scaled_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
     return token_R, chosen_R - scaled_RV.logsumexp(-1)

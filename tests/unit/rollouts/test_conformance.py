@@ -36,6 +36,8 @@ from tests.unit.rollouts.rollout_models import (
 )
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
+WITHIN = 1e-5
+"""Between log-probs in float32; products of another library round otherwise."""
 
 Make = Callable[..., Any]
 ENGINES: dict[str, Make] = {
@@ -78,7 +80,7 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
         "the model's greedy output is too plain to prove anything"
     )
     # transformers computes a gated delta rule in chunks or token by token, which round otherwise.
-    within = 5e-5 if family == "qwen3_5" else 1e-5
+    within = 5e-5 if family == "qwen3_5" else WITHIN
     for prompt, group in zip(prompts, groups, strict=True):
         found = torch.tensor(group[0].log_probs)
         torch.testing.assert_close(
@@ -106,7 +108,7 @@ def test_greedy_tokens_stay_equal_over_long_completions(family: str, engine: str
         assert logs.argmax(-1).tolist() == tokens
         for completion in group[::15]:
             found = torch.tensor(completion.log_probs)
-            torch.testing.assert_close(found, logs.max(-1).values, atol=1e-5, rtol=0)
+            torch.testing.assert_close(found, logs.max(-1).values, atol=WITHIN, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
@@ -120,7 +122,7 @@ def test_sampled_log_probs_are_the_forwards(family: str, make: Make) -> None:
     for prompt, group in zip(prompts, make(model).generate(prompts, 4, params), strict=True):
         for completion in group:
             expected = fresh_log_probs(model, prompt, completion.token_ids, 0.7)
-            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=WITHIN, rtol=0)
     assert len({tuple(c.token_ids) for c in group}) > 1
 
 
@@ -147,7 +149,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_sampled(make: Make, params: Samp
         for completion in group:
             assert max(completion.token_ids) < ids
             expected = fresh_log_probs(model, prompt, completion.token_ids, params.temperature or 1.0)
-            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=WITHIN, rtol=0)
 
 
 def test_engines_agree_on_sampled_tokens() -> None:
@@ -271,7 +273,7 @@ def test_min_new_tokens_bars_the_stop_tokens(make: Make) -> None:
             assert len(completion.token_ids) >= 6
             assert all(t not in stop for t in completion.token_ids[:6])
             expected = fresh_log_probs(model, prompt, completion.token_ids)
-            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=WITHIN, rtol=0)
     assert any(c.finish_reason == "stop" for c in group)
 
 
@@ -511,7 +513,7 @@ def test_turns_are_appended_and_continued_from(engine: str) -> None:
             found = torch.tensor(completion.log_probs)
             assert found.isnan().tolist() == [not mine for mine in own]
             fresh = fresh_log_probs(model, prompts[groups.index(group)], ids)
-            torch.testing.assert_close(found[own], fresh[own], atol=1e-5, rtol=0)
+            torch.testing.assert_close(found[own], fresh[own], atol=WITHIN, rtol=0)
     kinds = {turn.source for *_, exchanges in expected for turn in exchanges}
     replies = {bool(turn.reply) for *_, exchanges in expected for turn in exchanges}
     reasons = {reason for *_, reason, _ in expected}
