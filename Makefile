@@ -34,18 +34,26 @@ $(VENV)/bin/pip:
 		echo "error: $$free MB are free on this disk; $(VENV) needs $(ROOM_MB). Make room, then call make again"; exit 1; }
 	python3 -m venv $(VENV)
 
-# torch first and alone: the constraint decides which build is taken.
-$(STAMP): pyproject.toml packages/grader/pyproject.toml constraints.txt | $(VENV)/bin/pip
+# torch first and alone: the constraint decides which build is taken. What pip compiles on one processor is compiled on all.
+PIP := $(VENV)/bin/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE := $(PYTHON) -m compileall -q -j 0 -x '/(tests?|testing)/' $(VENV)/lib >/dev/null 2>&1 || true
+STATED := pyproject.toml packages/grader/pyproject.toml constraints.txt
+
+$(STAMP): $(STATED) | $(VENV)/bin/pip
 	@echo "installing into $(VENV): torch first, then the rest; two minutes or more, and nothing is said meanwhile"
-	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	@$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e packages/grader -e .
+	@$(PIP) torch
+	@$(PIP) -e packages/grader -e .
+	@$(COMPILE)
 	@touch $(STAMP)
 
-$(DEV): $(STAMP)
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[reasoning-gym]' \
-		|| echo "reasoning-gym was not installed (it needs a C compiler; see above); its tests are left out"
-	touch $(DEV)
+$(DEV): $(STATED) | $(VENV)/bin/pip
+	@echo "installing into $(VENV), with what tests need: two minutes or more, and nothing is said meanwhile"
+	@$(PIP) torch
+	$(PIP) -e packages/grader -e '.[dev,reasoning-gym]' || { \
+		echo "without reasoning-gym (it needs a C compiler; see above): its tests are left out"; \
+		$(PIP) -e packages/grader -e '.[dev]'; }
+	@$(COMPILE)
+	@touch $(STAMP) $(DEV)
 
 HOW := echo "For the command algorist: source $(VENV)/bin/activate, or type $(VENV)/bin/algorist"
 
@@ -67,8 +75,8 @@ PYTEST := $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
 ELSEWHERE := not gpu and not vllm and not mlx and not network
 
 test: $(DEV)
-	$(PYTEST) -n 2 -m "$(ELSEWHERE) and not slow"
-	@echo "left out: slow (run it with: make test-all)"
+	$(PYTEST) -n 2 -m "$(ELSEWHERE) and not slow and not long"
+	@echo "left out: slow and long (run them with: make test-all, make test-long)"
 
 test-all: $(DEV)
 	$(PYTEST) -n 3 -m "$(ELSEWHERE) and not long" --durations=60 --durations-min=5

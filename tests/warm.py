@@ -4,6 +4,7 @@ A process that imports them anew takes eight seconds of a processor. The fork ha
 standard streams, signals and exit code, and ends as any process does. A command whose variables differ where libraries
 read them when they are imported, or with options other than ``-u -m -c``, runs in ``sys.executable`` by itself; so must a
 test that is about imports, about the memory of a fresh process, or about the processes below the one that it starts.
+With ``BARE`` the libraries are imported and algorist is not: for tests that bring an algorist of their own by PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ NESTED = "ALGORIST_WARM_NESTED"
 """With it the commands that a command starts are forks, too."""
 OWN = "ALGORIST_WARM_OWN"
 """With it commands whose variables differ have a server of their own: of use where several share them."""
+BARE = "ALGORIST_WARM_BARE"
 READ_WHEN_IMPORTED = (
     "HF_", "PYTHON", "LANG", "LC_", "LD_", "OMP_", "TRITON_", "CUDA_", "DS_",
 )  # fmt: skip
@@ -34,6 +36,13 @@ IMPORTED = (
     "torch.distributed.run",
     "accelerate.commands.launch",
 )
+
+
+READ_LATER = {"PYTHON_EXEC", "HF_TOKEN"}
+LIBRARIES = (
+    "torch", "transformers.trainer", "transformers.models.qwen2.modeling_qwen2", "peft", "accelerate", "datasets",
+    "sympy", "duckdb", "pydantic", "yaml", "typer", "rich.console",
+)  # fmt: skip
 
 
 def folder() -> str:
@@ -61,7 +70,8 @@ def close() -> None:
 
 
 def _deciding() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k.startswith(READ_WHEN_IMPORTED) and k != "PYTHON_EXEC"}
+    later = READ_LATER | ({"PYTHONPATH"} if BARE in os.environ else set())
+    return {k: v for k, v in os.environ.items() if k.startswith(READ_WHEN_IMPORTED) and k not in later}
 
 
 def main() -> None:
@@ -96,7 +106,8 @@ def main() -> None:
     for number in passed:
         signal.signal(number, pass_on)
     own = zlib.crc32(json.dumps(sorted(_deciding().items())).encode())
-    connection = _connect(place, "socket" if same else f"socket-{own}")
+    kind = "bare" if BARE in os.environ else "socket"
+    connection = _connect(place, kind if same else f"{kind}-{own}")
     asked = {"words": words, "folder": str(Path.cwd()), "environment": dict(os.environ), "ignored": ignored}
     text = json.dumps(asked).encode()
     streams = array.array("i", [0, 1, 2])
@@ -157,10 +168,14 @@ def serve(place: str, name: str) -> None:
     import signal
 
     before = set(os.environ)
-    from algorist.cli.session import import_quietly
+    if name.startswith("bare"):
+        for module in LIBRARIES:
+            __import__(module)
+    else:
+        from algorist.cli.session import import_quietly
 
-    for module in IMPORTED:
-        import_quietly(module)
+        for module in IMPORTED:
+            import_quietly(module)
     set_by_imports = {k: os.environ[k] for k in os.environ if k not in before}
     gc.collect()
     gc.freeze()
@@ -243,6 +258,8 @@ def _become(asked: dict[str, object], set_by_imports: dict[str, str]) -> None:
     if NESTED in os.environ:
         sys.executable = f"{os.environ[FOLDER]}/python"
         os.environ["PYTHON_EXEC"] = sys.executable  # torchrun's
+    if BARE in os.environ:
+        sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for stream, handle in ((sys.stdout, 1), (sys.stderr, 2)):
         terminal = os.isatty(handle)
         stream.reconfigure(line_buffering=terminal or handle == 2)  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from trl.trainer.utils import RepeatSampler
@@ -51,6 +52,7 @@ def test_three_private_names_at_most_and_one_file() -> None:
     assert overridden <= set(loop_seam.PRIVATE_NAMES), overridden
 
 
+@pytest.mark.slow
 def test_trl_is_no_part_of_the_product() -> None:
     """Tests and benchmarks compare with it; a user need not have it."""
     folders = [SOURCE, *Path(algorist.__file__).parents[2].glob("packages/*/src")]
@@ -61,6 +63,7 @@ def test_trl_is_no_part_of_the_product() -> None:
             assert not {name.partition(".")[0] for name in names} & {"trl"}, path
 
 
+@pytest.mark.slow
 def test_no_class_is_swapped_and_no_module_function_patched() -> None:
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -63,6 +63,7 @@ PARAMS: dict[str, list[dict[str, object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(completion=COMPLETIONS, gold=GOLDS, form=st.sampled_from(FORMATS.names()), ids=st.integers(0, 400))

@@ -98,6 +98,7 @@ def test_nine_of_ten_new_runs_lie_in_the_interval() -> None:
     assert 0.86 <= np.mean(held) <= 0.96
 
 
+@pytest.mark.long
 def test_a_finished_run_becomes_a_row(verb: Verb, tmp_path: Path) -> None:
     lines = (
         "threads=1",

@@ -76,6 +76,7 @@ def test_time_enough_takes_all_problems_and_real_steps(verb: Any) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_time_is_kept_whatever_a_completion_takes() -> None:
     """Sampling ends between two tokens, and says how far it came; a step that does not fit into the time is not tried."""
     begun: list[float] = []

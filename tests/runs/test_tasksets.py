@@ -170,6 +170,7 @@ def test_a_taskset_trains_a_tiny_model(folder: Path, tmp_path: Path) -> None:
     assert len(rows) == 16 and all(0 < row["reward"] <= 1.5 for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_python_that_is_made_says_so_before_the_minutes_that_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

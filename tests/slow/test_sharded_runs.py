@@ -262,6 +262,7 @@ def test_an_optimizer_that_needs_whole_weights_is_refused_once(folder: Path, con
     assert said.count("grpo.optim is adafactor, which cannot update the parts") == 1, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config", ["fsdp2", pytest.param("zero3", marks=pytest.mark.long)], indirect=True
 )  # zero2's checkpoints are zero3's

@@ -68,6 +68,7 @@ def in_a_process(code: str) -> None:
     assert done.returncode == 0 and "kernels-community" not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_import_is_light() -> None:
     in_a_process(
         "import sys, algorist\n"
@@ -78,6 +79,7 @@ def test_import_is_light() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_star_import_has_every_name() -> None:
     in_a_process(
@@ -209,6 +211,7 @@ def test_setup_holds_its_artifacts(model: Path, real_data: Path, tmp_path: Path)
     assert "Reply in" in str(trainer.prompt_format.render(trainer.problems[0].question))
 
 
+@pytest.mark.slow
 def test_prompts_that_are_too_long_are_left_out(model: Path, real_data: Path, tmp_path: Path) -> None:
     whole = setup_of(
         model,
@@ -249,6 +252,7 @@ def test_a_system_prompt_without_the_tags_is_warned_about(
     assert "never shows <reasoning>, </reasoning>;" in caplog.text
 
 
+@pytest.mark.slow
 def test_setup_trains_and_checkpoints(model: Path, real_data: Path, tmp_path: Path) -> None:
     batches: list[Any] = []
     found = setup_of(
@@ -266,6 +270,7 @@ def test_setup_trains_and_checkpoints(model: Path, real_data: Path, tmp_path: Pa
     assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= saved
 
 
+@pytest.mark.slow
 def test_stock_trl_takes_the_dataset_and_pays_its_reference_answer(model: Path, tmp_path: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
@@ -317,6 +322,7 @@ def test_stock_trl_takes_the_dataset_and_pays_its_reference_answer(model: Path, 
         assert function(**columns) == [1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_taken_where_a_name_is(model: Path, real_data: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -163,6 +163,7 @@ def test_an_answer_that_is_there_counts_however_long_this_process_was_stopped(tm
     assert "value=0.5" in run.communicate(timeout=60)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "term", "exit", "thread"])
 def test_it_ends_with_its_parent_however_that_ends(tmp_path: Path, end: str) -> None:
     """With all that it started, sessions of their own included."""
@@ -213,6 +214,7 @@ def test_what_a_reward_starts_ends_with_it(tmp_path: Path) -> None:
     until(lambda: is_gone(int(told.read_text())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     ["os.killpg(0, signal.SIGKILL)", "os.kill(os.getppid(), signal.SIGKILL)", "os.kill(0, signal.SIGTERM)"],
@@ -230,6 +232,7 @@ def test_a_reward_that_forks_and_returns_twice_is_answered_once(tmp_path: Path) 
     assert made(completions=["a"] * 6) == [1.0] * 6
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_reward_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = reward(
         tmp_path, "def f(completion):\n    return float(len(bytearray(10**14)) if completion else 1)\n"
@@ -237,6 +240,7 @@ def test_the_memory_of_a_reward_is_limited(tmp_path: Path, monkeypatch: pytest.M
     assert made(completions=["x", ""]) == [0.0, 1.0] and "memory" in made.first_failure
 
 
+@pytest.mark.slow
 def test_a_reward_that_leaks_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "GROWTH", 50 * 2**20)
     source = (
@@ -314,6 +318,7 @@ def test_a_busy_machine_changes_no_verdict() -> None:
             process.wait()
 
 
+@pytest.mark.slow
 def test_a_pool_has_a_bound_and_counts_its_timeouts() -> None:
     pool = Pool("symbolic", most=3)
     most, before = 0, stats()
@@ -340,6 +345,7 @@ def test_a_pool_has_a_bound_and_counts_its_timeouts() -> None:
     slow.close()
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leave_nothing_behind(child: Child) -> None:
     """Open files and children of this process stay as they were, with time-outs among the requests."""
     me = psutil.Process()

@@ -15,6 +15,7 @@ import algorist
 from algorist.config.schema import Recipe
 from algorist.declared import registered
 from algorist.training.extension import Extension
+from tests import warm
 from tests.marks import first
 
 SOURCE = Path(algorist.__file__).parent
@@ -74,6 +75,7 @@ def names_in(path: Path, keys: set[str]) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_the_core_names_no_extension() -> None:
     assert Recipe.model_fields  # the extensions are registered with the schema
     own = [cls for cls in registered() if cls.__module__.startswith("algorist.extensions")]
@@ -160,13 +162,13 @@ assert all([*registry] for registry in (DATASETS, FORMATS, MATCHERS, REWARDS))
 
 def without(parts: list[str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a copy of the package in which the folders of these extensions are not there."""
-    copy = shutil.copytree(SOURCE, folder / "algorist", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = shutil.copytree(SOURCE, folder / "algorist")  # compiled as it is
     for name in parts:
         place = copy / "extensions" / name
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     return subprocess.run(
-        [sys.executable, *command, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
+        [warm.PYTHON, *command, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(folder), warm.BARE: "1"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -208,11 +210,13 @@ def test_a_verb_of_a_deleted_extension_says_so(verb: str, part: str, tmp_path: P
     assert of_itself or f"error: this installation is without the extension '{part}'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_package_is_imported_without_the_extension_that_gives_it_names(tmp_path: Path) -> None:
     code = "import algorist; print(hasattr(algorist, 'compute_entropy'), hasattr(algorist, 'load_recipe'))"
     assert without(["toolkit"], tmp_path, "-c", code).stdout == "False True\n"
 
 
+@pytest.mark.slow
 def test_an_installed_extension_brings_its_verb(tmp_path: Path) -> None:
     """``VERB_command.py`` in the package that an entry point names is a verb; nothing is imported to find it."""
     package = tmp_path / "mine"

@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+
 from algorist.config.schema import Recipe
 from tests.cuda_host.cures import CURES
 from tests.sizes import GRADER, SOURCE
@@ -83,6 +85,7 @@ def by_room(count: Counter[str]) -> tuple[dict[str, int], int]:
     )
 
 
+@pytest.mark.slow
 def test_forbidden_names_and_phrases_only_become_less() -> None:
     names, lines = Counter[str](), Counter[str]()
     for path in FILES:
@@ -93,6 +96,7 @@ def test_forbidden_names_and_phrases_only_become_less() -> None:
     assert by_room(lines)[0] == {} and by_room(lines)[1] <= MOST_PHRASES, lines
 
 
+@pytest.mark.slow
 def test_a_class_has_a_name_of_its_own() -> None:
     files = defaultdict(list)
     for path in FILES:
@@ -158,11 +162,13 @@ def _docstrings(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_docstrings_open_with_a_verb_and_a_noun() -> None:
     opened = [f"{path.name}: {text}" for path in FILES for text in _docstrings(path) if QUESTION.match(text)]
     assert len(opened) <= MOST_QUESTIONS, "\n".join(opened)
 
 
+@pytest.mark.slow
 def test_every_file_and_module_that_a_docstring_names_exists() -> None:
     lost, seen = [], 0
     for path in FILES:

@@ -16,6 +16,7 @@ def test_only_code_is_counted() -> None:
     assert sizes.code_lines(text) == 4
 
 
+@pytest.mark.slow
 def test_what_must_be_read_and_the_core_stay_within_their_limits() -> None:
     over = {
         name: (now, sizes.MOST_LINES[name])
@@ -75,6 +76,8 @@ def test_an_extension_stays_small() -> None:
     assert {room: n for room, n in now.items() if n > sizes.extension_limit(room)} == {}
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_the_table_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     sizes.main()
     printed = capsys.readouterr().out

@@ -91,6 +91,7 @@ def unused(text: str) -> Iterator[tuple[str, str]]:
             yield text, token.text
 
 
+@pytest.mark.slow
 def test_every_token_of_an_answer_is_part_of_its_tree() -> None:
     texts = {text for pair in pairs() for text in pair[2:]} | set(STAND_IN)
     counted = sorted(text for text in texts if not ZERO_OR_ONE.search(text))
@@ -178,6 +179,7 @@ def paid(texts: list[str], most: int) -> tuple[int, list[tuple[str, str]]]:
     return len(asked), [pair for pair, verdict in zip(asked, verdicts, strict=True) if verdict.correct]
 
 
+@pytest.mark.slow
 def test_no_changed_part_is_paid() -> None:
     count, found = paid(STAND_IN, 100)
     assert count > 2_000 and found == []

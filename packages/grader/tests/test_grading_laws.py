@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def test_reflexive(text: str) -> None:
     assert grade(text, text).correct
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(gold, answer)
 def test_symmetric_and_deterministic(one: str, other: str) -> None:
@@ -50,6 +52,7 @@ def test_symmetric_and_deterministic(one: str, other: str) -> None:
     assert (again.correct, again.reason) == (there.correct, there.reason)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(gold, st.integers(0, 9))
 def test_unchanged_by_latex_spelling(text: str, way: int) -> None:
@@ -65,6 +68,7 @@ def test_unchanged_by_latex_spelling(text: str, way: int) -> None:
     assert grade(changed, text).correct, changed
 
 
+@pytest.mark.slow
 @given(rational, st.integers(0, 5), st.integers(0, 5))
 def test_the_same_rational_in_two_spellings(value: Fraction, one: int, other: int) -> None:
     a, b = written(value, one), written(value, other)
@@ -72,6 +76,7 @@ def test_the_same_rational_in_two_spellings(value: Fraction, one: int, other: in
     assert grade(a, b).correct, (a, b)
 
 
+@pytest.mark.slow
 @given(rational, rational, st.integers(0, 5), st.integers(0, 5))
 def test_different_rationals_are_never_equal(a: Fraction, b: Fraction, one: int, other: int) -> None:
     assume(a != b and a != b * 100 and b != a * 100)
@@ -85,6 +90,7 @@ def test_big_integers(value: int, step: int) -> None:
     assert not grade(f"{value + step}.0", f"\\frac{{{value}}}{{1}}").correct
 
 
+@pytest.mark.slow
 @given(st.fractions(min_value=1, max_value=10**9, max_denominator=10**6))
 def test_one_part_in_a_million_million(value: Fraction) -> None:
     near = value * (1 + Fraction(1, 10**12))
@@ -102,6 +108,7 @@ def test_a_tolerance_only_where_it_is_declared(value: Fraction, tolerance: float
     assert not grade(written(near, 0), written(value, 0)).correct
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.text(max_size=80), gold)
 def test_any_text_is_a_verdict(text: str, truth: str) -> None:

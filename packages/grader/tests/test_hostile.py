@@ -32,6 +32,7 @@ def measured(judge: Callable[..., Grade], *arguments: str) -> tuple[Grade, float
     return verdict, time.process_time() - began
 
 
+@pytest.mark.slow
 def test_the_corpus() -> None:
     answers = hostile()
     assert len(answers) >= 300
@@ -47,6 +48,7 @@ def test_the_corpus() -> None:
     assert not (Path.cwd() / CANARY).exists()
 
 
+@pytest.mark.slow
 def test_as_completions() -> None:
     for answer in hostile():
         for text in (
@@ -65,6 +67,7 @@ def test_as_golds() -> None:
         assert not verdict.correct and spent < OWN_S, gold[:80]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gmpy", [True, False])
 def test_with_and_without_gmpy2(gmpy: bool, tmp_path: Path) -> None:
     pytest.importorskip("gmpy2", reason="gmpy2 is not installed; pip install gmpy2 to run this with it")

@@ -25,6 +25,7 @@ EQUAL_NEIGHBOURS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", datasets())
 def test_gold_against_itself_and_the_next(shared_data: Path, name: str) -> None:
     found = golds(name)
@@ -42,6 +43,7 @@ def test_gold_against_itself_and_the_next(shared_data: Path, name: str) -> None:
     assert equal == EQUAL_NEIGHBOURS.get(name, set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", datasets())
 def test_a_gold_with_the_label_of_a_choice(shared_data: Path, name: str) -> None:
     """As AMC's problems have them: letter, value and both are right; another letter or the next value is not."""
@@ -58,6 +60,7 @@ def test_a_gold_with_the_label_of_a_choice(shared_data: Path, name: str) -> None
     assert [(v.gold, v.extracted) for v in grade_many(wrong) if v.correct] == []
 
 
+@pytest.mark.slow
 def test_what_stands_around_the_boxes_of_worked_solutions_hurts_no_answer(shared_data: Path) -> None:
     """The boxes that are no answers are parts of an expression (``-\\frac{3}{2}-\\boxed{2}``, a blank to be filled)."""
     texts = [row["reward_model"]["ground_truth"]["solution"] for row in rows("math/train.parquet")]

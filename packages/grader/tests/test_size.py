@@ -31,6 +31,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_long_text_of_one_token_costs_no_more_than_reading_it() -> None:
     """300,000 characters: quadratic readers need many minutes for these; the linear ones need a second or two in all."""
     tokens = [
@@ -51,6 +52,7 @@ def test_a_long_text_of_one_token_costs_no_more_than_reading_it() -> None:
     assert done.stdout == "done\n", (done.returncode, done.stderr[-500:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matcher", list(MATCHERS))
 def test_no_number_is_an_exception(matcher: str) -> None:
     """Python refuses to write integers of more than 4,300 digits; a coefficient may have them all the same."""
@@ -75,6 +77,7 @@ def test_no_number_is_an_exception(matcher: str) -> None:
         assert not grade(f"2 + {huge} x", f"{huge} x + 1", matcher=matcher).correct
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_verdicts_are_kept_by_bytes() -> None:
     forget_verdicts()

@@ -44,6 +44,7 @@ def test_a_hanging_worker_is_killed_within_the_limit_and_replaced(verify: Pool) 
     assert verify.ask("1/2", "\\frac{1}{2}").value is True
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_at_work_is_a_verdict_and_the_next_one_answers(verify: Pool) -> None:
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(verify.ask, HANGS, "3")
@@ -55,6 +56,7 @@ def test_a_worker_that_is_killed_at_work_is_a_verdict_and_the_next_one_answers(v
     assert verify.ask("3", "3").value is True
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_idle_is_replaced(verify: Pool) -> None:
     pid = verify.processes()[0]
     os.kill(pid, signal.SIGKILL)
@@ -87,6 +89,7 @@ def test_memory_limit() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_the_grade_says_which_limit_it_was() -> None:
     verdict = grade(HANGS, "3", matcher="latex_verify")
     assert (verdict.correct, verdict.reason) == (False, "timeout")

@@ -5,8 +5,9 @@ oneDNN, with weights laid out beforehand for decoding. On one Zen 5 core MKL rea
 to 250 GFLOP/s); on one core of an Intel Xeon with AVX-512, 32 rows, plain MKL 44 to 65, oneDNN 52 to 78, MKL laid out 65 to 108.
 Each is reached through the operators that torch's own compiler uses. They round differently, so the choice is a rule over the
 processor and never a timing: the same command and seed is the same run in every process and on every machine with that processor.
-AMD's with AVX-512 take oneDNN, as MKL has AVX-512 code for Intel's only; all others take MKL (AMD Zen 3, AVX2: oneDNN 0.99 to 1.12
-times as fast). A run keeps its choice; ``ALGORIST_CPU_PRODUCTS`` set to one of the names makes it by hand.
+AMD's with AVX-512 take oneDNN, as MKL has AVX-512 code for Intel's only; all others take MKL, but for decoding with large weights on
+AMD's with AVX2 (Zen 3, 8 to 64 rows: oneDNN 1.06 to 1.8 times as fast with 0.9 million weights and more, 0.66 to 0.83 times with 0.1
+million). A run keeps its choice; ``ALGORIST_CPU_PRODUCTS`` set to one of the names makes it by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from algorist.errors import CheckpointError, is_out_of_memory
 from algorist.system import cpuinfo, has_bfloat16
 
-Kind = Literal["decode", "update"]
+Kind = Literal["decode", "decode large", "update"]
 Library = Literal["torch", "mkl", "onednn"]
 Linear = Callable[[Tensor], Tensor]
 LinearAdd = Callable[[Tensor, Tensor], Tensor]
@@ -34,6 +35,8 @@ BY_HAND = "ALGORIST_CPU_PRODUCTS"
 WIDE = 256
 """Width of a model from which bfloat16 products pay where the processor has units for them: on an Intel Xeon with AMX sampling was 0.69 to
 0.96 times as fast in models of 96 to 192, 1.3 times at 256, and the update 0.93, 0.97, 1.39 and 1.24 times."""
+LARGE = 1 << 19
+"""Elements of a weight from which decoding on AMD's AVX2 is faster through oneDNN."""
 LEAST_ROWS, LEAST_WIDTH = 32, 8
 """Smaller products of an update are left to torch: laying out the operands costs more than the product."""
 KERNEL_ROOM = 32 << 20
@@ -79,9 +82,7 @@ WIDE_TYPE = "type of a wide model"
 def choices() -> dict[str, str]:
     """Return the library of each kind of product in this process, and a wide model's type: what a run keeps, so that it continues to the bit."""
     types = (torch.float32, torch.bfloat16)
-    libraries: dict[str, str] = {
-        f"{kind} {t}": library(kind, t) for kind in ("decode", "update") for t in types
-    }  # type: ignore[arg-type]
+    libraries: dict[str, str] = {f"{kind} {t}": library(kind, t) for kind in get_args(Kind) for t in types}
     return libraries | {WIDE_TYPE: str(wide_dtype()).removeprefix("torch.")}
 
 
@@ -115,17 +116,17 @@ def library(kind: Kind, dtype: torch.dtype) -> Library:
 
 @cache
 def _usual(kind: Kind, dtype: torch.dtype) -> Library:
-    own: Library = "mkl" if kind == "decode" and mkl_works(dtype) else "torch"
+    own: Library = "mkl" if kind != "update" and mkl_works(dtype) else "torch"
     by_hand = os.environ.get(BY_HAND)
     if by_hand in ("torch", "onednn"):
         return by_hand  # type: ignore[return-value]
     if by_hand == "mkl" or not onednn_works(dtype):
         return own
     # Of bfloat16, torch calls oneDNN too, and lays the weight out again for every product.
-    laid_out_anew = kind == "decode" and dtype == torch.bfloat16
+    laid_out_anew = kind != "update" and dtype == torch.bfloat16
     # MKL leaves the AVX-512 of AMD's processors unused.
-    held_back = torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in cpuinfo()
-    return "onednn" if laid_out_anew or held_back else own
+    faster = torch.backends.cpu.get_cpu_capability() == "AVX512" or kind == "decode large"
+    return "onednn" if laid_out_anew or (faster and "AuthenticAMD" in cpuinfo()) else own
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear, LinearAdd]:
@@ -137,7 +138,7 @@ def fixed_linear(weight: Tensor, bias: Tensor | None, rows: int) -> tuple[Linear
         rows: Usual number of rows of x; a layout for very few rows is not worth its copy.
     """
     if weight.device.type == "cpu" and rows >= 4:
-        name = library("decode", weight.dtype)
+        name = library("decode large" if weight.numel() >= LARGE else "decode", weight.dtype)
         if name != "torch":
             return (_onednn if name == "onednn" else _mkl)(weight, bias, rows)
 

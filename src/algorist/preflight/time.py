@@ -236,14 +236,20 @@ def _sampling(
         exact = replace(params, max_new_tokens=tokens, min_new_tokens=tokens)
         return _seconds(lambda: engine.generate([prompt], rows, exact), device)
 
+    took(prompt[:SHORT], FEW, 1)  # what is made once
     few = took(prompt[:SHORT], FEW, 2)
     more = 4 if few > SHORT_S else min(32, section.max_completion_tokens)
     step_of_few = max(0.0, took(prompt[:SHORT], FEW, 2 + more) - few) / more
     call = max(0.0, few - 2 * step_of_few)
-    step_of_all = max(step_of_few, (took(prompt[:SHORT], rows, 2 + more) - call) / (2 + more))
+    start = took(prompt, rows, 2)
+    while (
+        steps := took(prompt, rows, 2 + more) - start
+    ) < start / 2 and 2 * more < section.max_completion_tokens:
+        more *= 2  # until the steps are more than what differs between two calls
+    step_of_all = max(step_of_few, steps / more)
     row = (step_of_all - step_of_few) / (rows - FEW)
     beyond = len(prompt) - SHORT
-    of_prompt = max(0.0, took(prompt, FEW, 2) - few) / beyond if beyond > 0 else row
+    of_prompt = max(0.0, start - call - 2 * step_of_all) / beyond if beyond > 0 else row
     return call, of_prompt, max(0.0, step_of_few - FEW * row), row
 
 

@@ -107,6 +107,7 @@ def test_presets_are_listed_and_shown() -> None:
     assert "advantage: batch_normalized  # presets/lite-ppo" in shown
 
 
+@pytest.mark.slow
 def test_a_run_with_a_preset_is_that_of_its_lines_and_loads_again(tmp_path: Path) -> None:
     common = ("sft.enabled=false", "grpo.max_steps=1", "rewards=[random, correct]")
     named = smoke_recipe(tmp_path, *common, "extends=presets/scalerl", "run_name=named")

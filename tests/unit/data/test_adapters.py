@@ -119,6 +119,7 @@ def test_svamp_joins_body_and_question() -> None:
     assert len(svamp) == 300 and all(p.answer.lstrip("-").isdigit() for p in svamp)
 
 
+@pytest.mark.slow
 def test_dapo_loads_plain_problems(shared_data: Path) -> None:
     problems = load("dapo", shared_data / "dapo_math_14k", "train")
     assert len(problems) == 14_116
@@ -386,6 +387,7 @@ def counts(problems: list[Problem]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
+@pytest.mark.slow
 def test_mixture_joins_parts_whole(shared_data: Path) -> None:
     values = {"params": {"parts": parts(shared_data, None, None, None)}}
     problems = load("mixture", **values)
@@ -435,6 +437,7 @@ def test_mixture_refuses_unknown_datasets_and_paths(tmp_path: Path) -> None:
         load("mixture", jsonl(tmp_path, [{}]), params={"parts": [{"name": "arithmetic"}]})
 
 
+@pytest.mark.slow
 def test_holdout_cuts_without_overlap(shared_data: Path) -> None:
     path = shared_data / "dapo_math_14k"
     train = load("holdout", path, "train", params={"of": "dapo"})

@@ -34,6 +34,7 @@ def test_the_same_seed_gives_the_same_problems_and_splits_share_no_sum() -> None
     assert not set(sums(train)) & set(sums(test))
 
 
+@pytest.mark.slow
 def test_params_are_checked() -> None:
     load = DATASETS.get("equations")
     found = load(Source(params={"count": 20, "each": 2, "operations": "-"}))

@@ -43,10 +43,12 @@ def test_gsm8k_loads_real_rows(real_data: Path) -> None:
     check_gsm8k(real_data / "gsm8k", 80, 80)
 
 
+@pytest.mark.slow
 def test_gsm8k_loads_every_row(shared_data: Path) -> None:
     check_gsm8k(shared_data / "gsm8k", 7473, 1319)
 
 
+@pytest.mark.slow
 def test_math_loads_every_row_with_a_gold_answer_in_both_layouts(shared_data: Path) -> None:
     train = load_problems(section(name="math", path=str(shared_data / "math/train.parquet")))
     test = load_problems(section(name="math", path=str(shared_data / "math/test.parquet")))
@@ -218,6 +220,7 @@ def test_a_dataset_of_ones_own_is_one_function() -> None:
         DATASETS._entries.pop("doubling_in_test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [

@@ -181,6 +181,7 @@ def test_the_interval_of_a_reward_of_two_values_stays_between_them(high: float) 
     assert found.value == pytest.approx(0.94 * high) and 0 < found.low < found.value < found.high < high
 
 
+@pytest.mark.slow
 def test_coverage_of_all_that_an_evaluation_says() -> None:
     """From rows to intervals: problems of uniform difficulty, one greedy and four sampled answers each.
 

@@ -21,6 +21,7 @@ ROWS = [
 VERDICTS = [row for row in ROWS if "original" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({row["protocol"] for row in VERDICTS}))
 def test_verdicts_are_those_of_the_original(name: str) -> None:
     rows = [row for row in VERDICTS if row["protocol"] == name]

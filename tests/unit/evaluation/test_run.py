@@ -481,6 +481,7 @@ def test_a_change_above_ten_percent_between_windows_is_told() -> None:
 # --- evaluation on a second device
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True], ids=["whole", "adapter"])
 def test_evaluations_on_a_second_device_are_the_same(tmp_path: Path, adapter: bool) -> None:
     """The copy is made anew for each evaluation: after each step of SFT, within GRPO, and after both."""

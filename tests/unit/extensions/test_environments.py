@@ -69,6 +69,7 @@ def as_trl(entry: Any, row: dict[str, Any], text: str) -> tuple[str | None, list
     return observation, replies, environment.get_reward()
 
 
+@pytest.mark.slow
 def test_trls_class_is_run_as_trl_runs_it() -> None:
     """Prompt, replies and rewards of 500 completions are those of the class itself, called in TRL's order."""
     form, entry = form_of(f"{EXAMPLE}:GuessNumber"), import_file(EXAMPLE).GuessNumber
@@ -143,6 +144,7 @@ def forms(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_a_class_may_have(forms: Path) -> None:
     form = form_of(f"{forms}:Board")
     names = [tool["function"]["name"] for tool in form.template_kwargs["tools"]]
@@ -170,6 +172,7 @@ def test_what_a_class_may_have(forms: Path) -> None:
     assert rollouts_of(form_of(f"{forms}:Quiet"), "a")[0].reward is None
 
 
+@pytest.mark.slow
 def test_a_column_chooses_among_classes(forms: Path) -> None:
     """Each prompt has the tools of its own class, and ``reset`` does not get the column, as in TRL."""
     classes = {"guess": f"{EXAMPLE}:GuessNumber", "board": f"{forms}:Board", "quiet": f"{forms}:Quiet"}
@@ -189,6 +192,7 @@ def test_a_column_chooses_among_classes(forms: Path) -> None:
         groups_of(form, [Problem("x", "q", "42", extra={"environment": "gues_"})], text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
@@ -298,6 +302,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("where", first(1, PARTS))
 def test_a_hostile_environment_ends_its_own_rollouts_and_nothing_else(
@@ -335,6 +340,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_no_reward_is_counted_and_named_once(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -352,6 +358,7 @@ def test_what_is_no_reward_is_counted_and_named_once(
     assert message in caplog.text
 
 
+@pytest.mark.slow
 def test_wrong_replies_end_the_rollout(tmp_path: Path) -> None:
     for value in ("[1]", "object()", "b'x'", "{}"):
         path = tmp_path / f"{len(value)}.py"

@@ -158,6 +158,7 @@ def stepped(folder: Path, **settings: Any) -> tuple[list[dict[str, float]], list
     return lines, states
 
 
+@pytest.mark.slow
 def test_a_step_is_told_apart_into_decay_and_gradient(tmp_path: Path) -> None:
     """Planted: a decay of known size, and a norm that cuts the gradient by a known factor."""
     lines, states = stepped(tmp_path, weight_decay=2.0, max_grad_norm=1e-3)
@@ -181,6 +182,7 @@ def test_a_step_is_told_apart_into_decay_and_gradient(tmp_path: Path) -> None:
         assert line["ledger/reward/reward_digits"] + line["ledger/reward/reward_length"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_decay_inside_the_gradient_is_not_told_apart(tmp_path: Path) -> None:
     lines, _ = stepped(tmp_path, weight_decay=0.1, optim="sgd")
     assert all("ledger/step/length" in line and "ledger/step/decay" not in line for line in lines)
@@ -198,6 +200,7 @@ def test_a_sample_of_large_weights_estimates_their_length() -> None:
     assert sample.take(lambda p: p.grad) is None
 
 
+@pytest.mark.slow
 def test_the_ledger_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights to the bit and the same other metrics, with and without it, where a penalty and a bonus are minimised too."""
     changes = (
@@ -220,6 +223,7 @@ def test_the_ledger_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert rows["with"] == rows["without"]
 
 
+@pytest.mark.slow
 def test_terms_of_the_gradient_add_up_to_what_training_computes(tmp_path: Path) -> None:
     """An entropy bonus and a penalty of known weight: doubled weights double their part, and all parts are the step's gradient."""
     shares = {}
@@ -257,6 +261,7 @@ def test_shares_and_cosine_of_planted_gradients() -> None:
     assert numbers_of({"rewards": rewards}) == {}
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cannot_be_told_apart_ends_no_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -119,6 +119,7 @@ def test_log_probs_and_gradients_are_the_models_own(adapter: bool, checkpointed:
         assert (ours[name] - slope).norm() <= 1e-5 * slope.norm() + 1e-7, name
 
 
+@pytest.mark.long
 def test_a_recipes_model_runs_them_and_says_so(tmp_path: Any) -> None:
     """From scratch and from a folder; samplers read its weights as before; on another device it computes by itself."""
     section = ModelSection(name="tiny", tiny=TINY)

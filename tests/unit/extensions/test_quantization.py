@@ -63,6 +63,7 @@ def test_without_bitsandbytes_the_way_out_is_named() -> None:
         LOADERS.get("quantization").arguments(ModelSection(quantization="4bit"), CPU, torch.float32)
 
 
+@pytest.mark.slow
 @needs_bitsandbytes
 @pytest.mark.parametrize("kind", ["4bit", "8bit"])
 def test_engines_sample_the_same_from_a_quantised_base(base: Path, kind: Any) -> None:

@@ -33,6 +33,7 @@ class Draw:
     seconds: float = 0.0
 
 
+@pytest.mark.slow
 def test_the_expected_update_is_that_of_the_useful_groups() -> None:
     """Bandits with known gradients: 25,000 places, three standard errors, against every outcome counted out in float64."""
     generator = torch.Generator().manual_seed(5)
@@ -133,6 +134,7 @@ def test_batches_with_enough_useful_groups_stay_as_they_are(tmp_path: Path) -> N
     assert [0.25 <= share < 1 for share in shares] == [number == 0 for number in rounds[1]], (shares, rounds)
 
 
+@pytest.mark.slow
 def test_useless_groups_are_replaced_and_every_sampled_group_is_handed_on(tmp_path: Path) -> None:
     trainer, batches = train(
         tmp_path,
@@ -160,6 +162,7 @@ def test_groups_of_equal_rewards_count_as_useful_where_they_teach(tmp_path: Path
         assert line["groups/useful_share"] == share and (line["grad_norm"] > 0) == bool(share), advantage
 
 
+@pytest.mark.slow
 def test_without_any_signal_it_ends_at_the_limits(tmp_path: Path) -> None:
     _, batches = train(tmp_path / "a", rewards=rewards_of(never), resample={"max_share": 2.5}, max_steps=1)
     assert len(batches[0][1]) == 2 + 5
@@ -173,6 +176,7 @@ def test_without_any_signal_it_ends_at_the_limits(tmp_path: Path) -> None:
     assert len(batches[0][1]) == len(MANY)  # each problem once
 
 
+@pytest.mark.slow
 def test_single_rewards_reach_the_advantage_and_decide_what_is_useful(tmp_path: Path) -> None:
     """Two rewards that cancel in the sum: no signal in the sum, all of it in the parts."""
 
@@ -190,6 +194,7 @@ def test_single_rewards_reach_the_advantage_and_decide_what_is_useful(tmp_path: 
     assert len(batches[0][1]) < 8  # hardly a group without a signal
 
 
+@pytest.mark.slow
 def test_the_entropy_bonus_moves_the_policy_along_the_gradient_of_its_entropy(tmp_path: Path) -> None:
     """What the bonus adds to a plain gradient step is c · ∇(mean entropy per token), computed from the model's own logits."""
     moved, coefficient, rate = [], 0.3, 0.5
@@ -218,6 +223,7 @@ def test_the_entropy_bonus_moves_the_policy_along_the_gradient_of_its_entropy(tm
     assert float((difference - expected).norm() / expected.norm()) < 1e-3
 
 
+@pytest.mark.slow
 def test_replayed_groups_keep_the_log_probs_of_the_policy_that_sampled_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

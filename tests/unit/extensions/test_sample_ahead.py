@@ -88,6 +88,7 @@ def settings(tmp_path: Path) -> tuple[str, ...]:
     return (*OWN, f"plugins=[{tmp_path}/elsewhere.py]", f"output_dir={tmp_path}")
 
 
+@pytest.mark.slow
 def test_the_policy_before_the_update_samples_during_it(
     tmp_path: Path, settings: tuple[str, ...], registrations_undone: None
 ) -> None:

@@ -50,6 +50,7 @@ def connect(url: str, student: Any = None, tokenizer: Any = TOKENIZER, **setting
     return load_teacher(section, student or make_model(), tokenizer, like=ModelSection())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"loss": "sampled"}, {"loss": "top_k", "top_k": 12}])
 def test_a_served_teacher_teaches_what_the_same_model_teaches_here(
     tmp_path: Path, folder: str, url: str, settings: dict[str, Any]
@@ -70,6 +71,7 @@ def test_a_served_teacher_teaches_what_the_same_model_teaches_here(
     assert float((weights[0] - weights[1]).norm()) < 0.01 * float((weights[0] - start).norm())
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_come_in_the_form_of_the_teacher_here(
     tmp_path: Path, folder: str, url: str
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_sampled_form_is_unbiased() -> None:
     assert ((mean - exact).abs() < 3 * error).all() and exact.norm() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [None, 0.4])
 def test_the_advantage_of_a_token_is_the_teachers_disagreement(
     tmp_path: Path, temperature: float | None
@@ -114,6 +115,7 @@ def test_the_advantage_of_a_token_is_the_teachers_disagreement(
     assert float((parameters_of(trainer) - before).norm()) > 0, "no reward, and still it learns"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["full", "top_k"])
 def test_the_divergence_is_that_to_the_teacher_at_its_temperature(tmp_path: Path, loss: str) -> None:
     rows = 1 + max(TOKENIZER.get_vocab().values())
@@ -136,6 +138,7 @@ def test_the_divergence_is_that_to_the_teacher_at_its_temperature(tmp_path: Path
     assert logged == pytest.approx(sum(sums) / len(sums), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_swapped_teacher_leaves_nothing_beside_the_student(tmp_path: Path) -> None:
     """Its copies are there while it scores and freed after it; what it says does not change. Measured with the host as the device."""
     config = make_model().config
@@ -164,6 +167,7 @@ def test_a_swapped_teacher_leaves_nothing_beside_the_student(tmp_path: Path) -> 
     assert not any(place() is not None for place in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "weights"), [("null", 15.2e9), ("8bit", 8.7e9), ("4bit", 5.5e9)])
 def test_a_teacher_is_planned_before_it_is_loaded(tmp_path: Path, quantization: str, weights: float) -> None:
     """Qwen2.5-7B's shapes: 7.62 billion weights, 1.09 of them in head and embeddings, which stay in 16 bit."""
@@ -179,6 +183,7 @@ def test_a_teacher_is_planned_before_it_is_loaded(tmp_path: Path, quantization: 
     assert with_teacher.peak - without.peak == pytest.approx(weights, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_students_own_base_teaches_without_further_memory(tmp_path: Path) -> None:
     model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     trainer, part = taught(tmp_path, model, teacher={"model": "base"}, max_steps=2, learning_rate=3e-2)
@@ -277,6 +282,7 @@ def test_the_report_draws_the_teacher() -> None:
     assert "should fall" in chart["note"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
 def test_groups_of_equal_rewards_are_computed(tmp_path: Path, loss: str) -> None:
     """Advantage 0 of the reward alone leaves completions out of the update; with a teacher all are computed, and move the weights."""

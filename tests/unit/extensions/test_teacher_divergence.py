@@ -161,6 +161,7 @@ def gradient_of(trainer: Any, teacher: Any, section: Any) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [1.0, 0.3])
 def test_a_step_of_training_takes_the_exact_gradient(tmp_path: Path, beta: float) -> None:
     """No reward, plain gradient descent: the change of the weights is -lr times the float64 gradient; all groups are dead."""
@@ -190,6 +191,7 @@ def test_a_step_of_training_takes_the_exact_gradient(tmp_path: Path, beta: float
     assert log["loss"] == pytest.approx(0.7 * log["teacher/divergence"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_wide_teacher_is_cut_and_its_mass_on_the_rest_is_logged(tmp_path: Path) -> None:
     """Qwen2.5: 151,936 rows of the small, 152,064 of the large model, one tokenizer."""
     wide = make_model(1)
@@ -217,6 +219,7 @@ def test_a_wide_teacher_is_cut_and_its_mass_on_the_rest_is_logged(tmp_path: Path
         assert torch.allclose(mass[: len(expected)], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["full", "top_k"])
 def test_the_base_of_an_adapter_teaches_by_its_distribution(tmp_path: Path, loss: str) -> None:
     model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
@@ -264,6 +267,7 @@ def test_a_teacher_without_the_packed_pass_is_refused_for_full_only(tmp_path: Pa
             run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["full", "top_k"])
 def test_products_in_bfloat16_give_nearly_the_same(tmp_path: Path, loss: str) -> None:
     """Under autocast, as a run with float32 weights trains on a GPU."""

@@ -124,6 +124,7 @@ def confined(**limits: Any) -> FullPython:
     return python
 
 
+@pytest.mark.slow
 def test_full_python_runs_all_fair_code_and_shares_variables() -> None:
     python = confined(seconds=10, memory_mb=256)
     for code, expected in [pair for pairs in SNIPPETS["fair"].values() for pair in pairs]:

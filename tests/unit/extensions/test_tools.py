@@ -75,6 +75,7 @@ def test_what_is_no_sum_is_an_error(text: str) -> None:
     assert output.error == "NotArithmetic" and output.text.startswith("Error: ")
 
 
+@pytest.mark.slow
 @given(st.recursive(st.integers(0, 10**6).map(str), lambda e: st.tuples(e, st.sampled_from("+-*/"), e).map(lambda t: f"({t[0]} {t[1]} {t[2]})"), max_leaves=6))  # fmt: skip
 def test_sums_are_those_of_python(expression: str) -> None:
     try:
@@ -334,6 +335,7 @@ class Broken:
 ENVIRONMENTS = Path(__file__).parents[3] / "examples" / "environments.py"
 
 
+@pytest.mark.slow
 def test_own_tools_run_in_a_process_that_can_be_ended(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
@@ -413,6 +415,7 @@ def test_names_that_would_be_mistaken_are_refused(
         form_with(use=names)
 
 
+@pytest.mark.slow
 def test_outputs_that_no_tokenizer_takes_or_that_look_like_an_answer(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
@@ -437,6 +440,7 @@ def test_a_model_that_knows_its_tools_is_told_of_them_once() -> None:
     assert again.system_prompt == form.system_prompt and again.system_prompt.count("<calculator>") == 1
 
 
+@pytest.mark.slow
 def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> None:
     form = form_with(environment=f"{ENVIRONMENTS}:HigherLower")
     first, second = rollouts_of(form, "<answer>50</answer><answer>42</answer>", "<answer>1</answer>" * 4)
@@ -463,6 +467,7 @@ def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> Non
     assert [(t.reply, t.error) for t in row.turns] == [("LookupError: no board", "LookupError")]
 
 
+@pytest.mark.slow
 def test_sft_imitates_calls_and_not_their_outputs() -> None:
     for form in (form_with(use=["calculator"], format="equals"), form_with(use=["calculator"])):
         tokenizer = tokenizer_with(form)

@@ -20,6 +20,7 @@ from algorist.training.batch import Batch
 from tests.tiny import smoke_recipe
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, 3.5]), min_size=2, max_size=7), st.data())
 def test_no_other_choice_varies_more(values: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(values)))
@@ -62,6 +63,7 @@ def test_what_it_optimises(share: float, rate: float) -> None:
     assert (size - 1) / size - 1e-9 <= factor <= 1 / share
 
 
+@pytest.mark.slow
 def test_a_run_computes_half_of_each_group(tmp_path: Path) -> None:
     """Those left out need no pass, whatever the loss adds for the others."""
     shared = (

@@ -173,6 +173,7 @@ def test_what_vllm_cannot_do_is_refused_with_the_plan(
     server.extensions.check(replace(server, processes=two.processes))
 
 
+@pytest.mark.slow
 def test_an_engine_of_a_users_file(tmp_path: Path) -> None:
     """A plug-in registers an engine, a run samples with it, and its log-probs are corrected for where it says so."""
     (tmp_path / "mine.py").write_text(ENGINE)

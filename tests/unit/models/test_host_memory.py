@@ -69,6 +69,7 @@ def test_a_freed_block_is_used_again_without_page_faults(tmp_path: Path) -> None
     assert _faults({}, "cpu", str(tmp_path)) < FEW
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("own", first(1, [WITHOUT, {"MALLOC_ARENA_MAX": "2"}]))
 def test_an_allocator_that_the_user_has_set_is_left_alone(own: dict[str, str]) -> None:

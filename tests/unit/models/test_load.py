@@ -260,6 +260,7 @@ def test_sleep_beside_expandable_segments_needs_a_newer_vllm(
     assert not why(sleep, CUDA, "0.19.1", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", ["", "vllm", "WSL", "own"])
 def test_the_command_line_lets_gpu_memory_grow(
     beside: str, verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def small_model(**shape: int) -> torch.nn.Module:
     return tiny_model(tokenizer, seed=0, **{"hidden_size": 64, "layers": 2, **shape})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_limit_of_the_process_bounds_what_is_available(limit: str) -> None:
@@ -89,6 +90,7 @@ def test_a_part_on_a_cpu_is_bounded_and_smaller_where_less_is_left(monkeypatch: 
     assert tokens_that_fit(model, GRPOSection(gradient_checkpointing=True)) > 1.3 * fewer
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound is Linux's")
 def test_a_run_leaves_the_process_its_memory(tmp_path: Path) -> None:
     """A second run in one process has what the first one had, not 95 % of it."""
@@ -107,6 +109,8 @@ def test_a_run_leaves_the_process_its_memory(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator keeps what is freed")
 def test_a_large_process_that_leaves_little_trims_its_heap_before_each_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +154,7 @@ def test_counting_a_token_draws_no_number_and_leaves_the_mode() -> None:
     assert torch.equal(state, torch.get_rng_state()) and model.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left_mb", "says"),
     [

@@ -98,6 +98,7 @@ def trained(
     return tuple(torch.cat([t.flatten() for t in found]) for found in (moved, exact))  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-6, 1e-5])
 def test_the_default_moves_weights_as_exact_adam_does(rate: float, tmp_path: Path) -> None:
     moved, exact = trained(tmp_path, default_on_a_gpu(), rate)
@@ -136,6 +137,7 @@ def test_no_more_copies_of_the_weights_are_held_than_a_layer_reads(tmp_path: Pat
     assert 7 <= copies.most <= 14  # a layer has 7 matrices, the model 42
 
 
+@pytest.mark.slow
 def test_bare_bfloat16_by_name_keeps_the_update_and_plain_adamw_would_lose_it(tmp_path: Path) -> None:
     bare = {"dtype": "bfloat16", "compute_dtype": "bfloat16"}
     lost, exact = trained(tmp_path, bare, 1e-6, plain=True)
@@ -150,6 +152,7 @@ def test_share_of_weights_that_move_in_bare_bfloat16(rate: float, bare: float) -
     assert (update(rate, torch.bfloat16) != 0).double().mean() < bare + 0.01
 
 
+@pytest.mark.slow
 def test_bare_bfloat16_rounds_at_random_and_keeps_the_size_of_the_update() -> None:
     exact, lost, kept = (
         update(1e-5, torch.float32),

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from algorist.models.load import make_policy
 from algorist.models.products import (
     BY_HAND,
     WIDE,
+    Kind,
     _Linear,
     fast_linear,
     fixed_linear,
@@ -126,7 +127,7 @@ def test_frozen_weights_get_no_gradient() -> None:
     ("vendor", "capability", "takes"),
     [
         ("AuthenticAMD", "AVX512", "onednn"),
-        ("AuthenticAMD", "AVX2", "own"),
+        ("AuthenticAMD", "AVX2", "decode large"),
         ("GenuineIntel", "AVX512", "own"),
         (None, "DEFAULT", "own"),  # no /proc/cpuinfo
     ],
@@ -140,10 +141,22 @@ def test_the_processor_decides_and_no_clock(
     monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("timed"))
     if vendor:
         (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
-    for kind in ("decode", "update"):
-        own = "mkl" if kind == "decode" and mkl_works(torch.float32) else "torch"
+    for kind in get_args(Kind):
+        own = "mkl" if kind != "update" and mkl_works(torch.float32) else "torch"
         forget()
-        assert library(kind, torch.float32) == ("onednn" if takes == "onednn" else own)
+        assert library(kind, torch.float32) == ("onednn" if takes in ("onednn", kind) else own)
+
+
+@pytest.mark.parametrize(("width", "kind"), [(1024, "decode large"), (512, "decode")])
+def test_a_large_weight_is_decoded_with_its_own_library(
+    width: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    for name in ("mkl", "onednn"):
+        monkeypatch.setattr(products, f"_{name}", lambda *_, n=name: (called.append(n), None))
+    products.choose({"decode torch.float32": "mkl", "decode large torch.float32": "onednn"})
+    products.fixed_linear(torch.zeros(512, width), None, 8)
+    assert called == [library(kind, torch.float32)]
 
 
 @pytest.mark.long

@@ -43,6 +43,7 @@ def log_probs(logits: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.stack(first, 1), torch.stack(second, 1)], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "gspo"])
 @pytest.mark.parametrize(
     ("advantage", "reduction"),
@@ -125,6 +126,7 @@ def test_biased_ones_are_the_gradients_of_what_is_said(size: int) -> None:
     assert short.angle(expected_reward()) > 5
 
 
+@pytest.mark.slow
 def test_losses_differ_off_policy_only() -> None:
     assert same_on_policy(4) < 1e-12
     moved = {

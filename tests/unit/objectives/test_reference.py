@@ -77,6 +77,7 @@ def test_entropy_value_and_gradient() -> None:
     close(logits.grad, -p * (np.log(p) + entropy[..., None]) * weights[..., None])
 
 
+@pytest.mark.slow
 def test_entropy_in_chunks_and_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute_entropy(t(LOGITS))
     monkeypatch.setattr("algorist.extensions.toolkit.policy_gradient._CHUNK_ELEMENTS", 3 * V)

@@ -20,6 +20,7 @@ from algorist.preflight.advice import advise
 from algorist.preflight.memory_advice import memory_steps, plan_from_config
 from algorist.preflight.run import Preflight
 from algorist.training.part_size import PART_BYTES
+from tests.marks import first
 
 GB = 10**9
 SHAPES: dict[str, dict[str, Any]] = {
@@ -53,6 +54,7 @@ def steps(recipe: Recipe, size: str, limit: float) -> list[fit.MemoryChange]:
     return memory_steps(recipe, "grpo", plan, config, int(limit * GB))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SHAPES)
 def test_weights_gradients_and_optimizer_follow_from_the_configuration(size: str) -> None:
     plan = plan_from_config(numina(), "grpo", Qwen2Config(**SHAPES[size]), dtype=torch.bfloat16)
@@ -74,7 +76,8 @@ def advised(size: str) -> list[fit.MemoryChange]:
     return steps(numina(), size, LIMITS[size])
 
 
-@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", first(1, SHAPES))
 def test_the_advice_has_the_originals_order(size: str) -> None:
     told = advised(size)
     assert [step.name for step in told] == ORDER
@@ -127,6 +130,7 @@ def test_what_fits_needs_no_advice_and_steps_that_change_nothing_are_left_out() 
     assert "adapter" not in next(s for s in with_adapter if s.name == "smaller_model").why
 
 
+@pytest.mark.slow
 def test_a_smaller_model_and_processes_are_named_with_numbers_that_fit() -> None:
     *_, model, shared = advised("7B")
     assert "it has 7.6 B" in model.why and "adapter: " in model.why
@@ -168,6 +172,7 @@ def test_the_plan_of_the_originals_job_by_size(size: str) -> None:
     assert PLANNED[size] == [f"{replace(plan, allocator=0).peak / GB:.1f}" for plan in plans]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "grpo"])
 def test_an_adapter_trains_and_keeps_states_for_its_matrices_only(stage: Any) -> None:
     config = Qwen2Config(**SHAPES["0.5B"])
@@ -182,6 +187,7 @@ def test_an_adapter_trains_and_keeps_states_for_its_matrices_only(stage: Any) ->
     assert plan.gradients in (expected, 2 * expected) and plan.optimizer == 2 * plan.gradients
 
 
+@pytest.mark.slow
 def test_a_model_whose_weights_do_not_fit_is_told_without_loading_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

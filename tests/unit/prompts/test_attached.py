@@ -23,6 +23,7 @@ words = st.text(alphabet="abc 0123456789+-*/=.\n", min_size=1).filter(lambda s: 
 answers = st.from_regex(r"-?[0-9]{1,9}", fullmatch=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(FORMATS))
 @given(reasoning=words, answer=answers)
 def test_round_trip(name: str, reasoning: str, answer: str) -> None:

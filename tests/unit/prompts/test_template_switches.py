@@ -106,6 +106,7 @@ def takes(template: str, form: PromptFormat) -> bool:
     return template != "no system" or form.system_role == "user" or not form.system_prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "template"), [(n, t) for t in TEMPLATES for n, form in FORMS.items() if takes(t, form)]
 )
@@ -220,6 +221,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r"
 
 
+@pytest.mark.slow
 def test_a_run_its_evaluations_and_its_model_have_the_switch(
     run: Path, tmp_path: Path, output_of: Any
 ) -> None:

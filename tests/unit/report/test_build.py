@@ -123,6 +123,7 @@ def page_of(run: RunFolder) -> tuple[str, Page, dict[str, Any]]:
     return text, page, json.loads(page.scripts[0])
 
 
+@pytest.mark.slow
 def test_page_holds_the_run(tmp_path: Path) -> None:
     text, _, data = page_of(make_run(tmp_path / "demo"))
     assert "<h1>demo</h1>" in text and "SFT → GRPO: +25.0 points" in text
@@ -189,6 +190,7 @@ def test_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
     assert len(policies) == 1 and "default-src 'none'" in str(policies[0])
 
 
+@pytest.mark.slow
 def test_long_runs_stay_below_three_megabytes(tmp_path: Path) -> None:
     run = make_run(
         tmp_path / "demo", steps=150, problems=400, text="π ≈ 3.14159 <b>&amp;</b> " * 150, groups=3
@@ -200,6 +202,7 @@ def test_long_runs_stay_below_three_megabytes(tmp_path: Path) -> None:
     assert 20 < len(data["pairs"]["rows"]) < 400 and data["pairs"]["all"] == 400
 
 
+@pytest.mark.slow
 def test_very_long_completions_are_cut_and_say_so(tmp_path: Path) -> None:
     _, _, data = page_of(make_run(tmp_path / "demo", steps=2, problems=3, text="x" * 50_000))
     assert re.search(r"xxx … \(\d+ more characters in the store\)$", data["rollouts"]["rows"][0]["text"])
@@ -211,6 +214,7 @@ def test_all_chosen_steps_come_before_second_groups(tmp_path: Path, monkeypatch:
     assert len({r["step"] for r in rows}) == 40 and {r["step"] for r in rows} >= {0, 99}
 
 
+@pytest.mark.slow
 def test_partial_runs_have_a_report(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "early")
     with pytest.raises(CheckpointError, match=r"config.yaml is missing"):
@@ -238,6 +242,7 @@ def test_partial_runs_have_a_report(tmp_path: Path) -> None:
     assert "Held-out completions" in text and len(data["pairs"]["rows"][0]["sides"]) == 1
 
 
+@pytest.mark.slow
 def test_evaluations_of_other_problems_say_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "demo", steps=2, problems=6)
     samples = [sample(i, True, "x: y") for i in range(5)]
@@ -254,6 +259,7 @@ def test_evaluations_of_other_problems_say_so(tmp_path: Path) -> None:
     assert "sft and grpo cannot be compared" in text and "points [" not in text
 
 
+@pytest.mark.slow
 def test_no_secret_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyz"
     monkeypatch.setenv("OWN_SERVICE_KEY", "quiet-words-inside")
@@ -266,6 +272,7 @@ def test_no_secret_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert secret not in text and "quiet-words-inside" not in text and "[redacted]" in text
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.text(),
@@ -306,6 +313,7 @@ def test_charts_take_each_metric_once() -> None:
     assert charts(lines, "sft") == []
 
 
+@pytest.mark.slow
 def test_a_bar_shows_where_the_time_went(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert "Where the time went" not in page_of(run)[0]

@@ -80,6 +80,7 @@ def curves_in(page: Path) -> list[dict[str, Any]]:
     return [chart for stage in json.loads(payload[1])["stages"] for chart in stage["charts"]]
 
 
+@pytest.mark.slow
 def test_a_page_of_several_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_gain_is_proven_over_seeds_and_over_problems(tmp_path: Path) -> None:
     assert line_of_proof(seen, 3, 3).startswith("3 of at most 3 seeds: +55.0 points, p = 0.034 over seeds")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of_seeds", "of_problems"), [(0.03, 0.0), (0.0, 0.15), (0.02, 0.1)])
 def test_what_gains_nothing_is_proven_in_less_than_a_twentieth(of_seeds: float, of_problems: float) -> None:
     """1,000 null experiments of up to five seeds: gains differ by seed, by problem, or both, and are nothing on average."""

@@ -367,6 +367,7 @@ def test_extension_recipe() -> None:
     assert f"`{name}`" in reference_markdown()
 
 
+@pytest.mark.slow
 def test_reference_page_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.acceptance.rewards_page"],

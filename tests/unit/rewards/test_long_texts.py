@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 LONG = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))  # the kernel ends the process: no clock is read
@@ -20,6 +22,8 @@ print("done")
 """
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_a_long_text_of_one_token_costs_no_more_than_reading_it() -> None:
     """300,000 characters: quadratic readers need many minutes for these; the linear ones need a second or two in all."""
     tokens = [

@@ -85,6 +85,7 @@ def groups(*texts: str) -> list[Group]:
     return [Group(problem, "What is 3 * 4?", [1], made)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ORIGINS, "s4_tutorial", "texts"])
 @pytest.mark.parametrize("where", ["of a file", "of this process"])
 def test_a_function_of_each_origin_is_paid_as_there(file: Path, name: str, where: str) -> None:
@@ -103,6 +104,7 @@ def test_a_batch_that_begins_with_nothing_does_not_decide_the_form(file: Path) -
         assert [r.reward for r in rewards.pay(groups("", "it is 12"))[0].rollouts] == expected
 
 
+@pytest.mark.slow
 def test_they_earn_in_a_run_what_the_evaluation_measures(file: Path, tmp_path: Path) -> None:
     """On the rollouts of a run: the same completions, no floor, nothing counted as failed."""
     rewards = ", ".join(f'"{file}:{name}"' for name in [*ORIGINS, "texts"])
@@ -118,6 +120,7 @@ def test_they_earn_in_a_run_what_the_evaluation_measures(file: Path, tmp_path: P
     assert read_artifact(run.folder.evaluations, name).samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [("never", "'difficulty'"), ("broken", "undefined_name")])
 def test_what_can_never_pay_is_refused_before_the_run(
     file: Path, tmp_path: Path, name: str, said: str
@@ -135,6 +138,7 @@ def test_what_fails_at_times_is_data(file: Path, tmp_path: Path) -> None:
     assert make_plan(Draft.of(recipe)).recipe == recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORIGINS)
 def test_explain_says_what_a_run_would(file: Path, name: str, call: Cli) -> None:
     command = ("rewards", "explain", "--completion", "it is 12", "--answer", "12", "--row", "question=3 * 4?")

@@ -22,6 +22,7 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
 SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=20, seed=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["decoder", "graph"])
 @pytest.mark.parametrize("family", [name for name, (*_, by_hand) in FAMILIES.items() if by_hand])
 def test_greedy_equals_generate(family: str, tier: str) -> None:
@@ -31,6 +32,7 @@ def test_greedy_equals_generate(family: str, tier: str) -> None:
         assert [c.token_ids for c in group] == [greedy_of(family, prompt, 12)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 300])  # 300 tokens: several waves, prompts come in later
 def test_log_probs_are_those_without_it(monkeypatch: pytest.MonkeyPatch, budget: int | None) -> None:
     model = build("qwen3")

@@ -34,6 +34,7 @@ from tests.unit.rollouts.rollout_models import (
     model_of,
     prompts_of,
 )
+from tests.marks import first
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
 WITHIN = 1e-5
@@ -70,6 +71,7 @@ def pairs() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "engine"), pairs())
 def test_greedy_equals_generate(family: str, engine: str) -> None:
     model, prompts = model_of(family), prompts_of()
@@ -88,7 +90,8 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
         )
 
 
-@pytest.mark.parametrize("engine", ["decoder", "graph"])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", first(1, ["graph", "decoder"]))
 @pytest.mark.parametrize("family", NEWER)
 def test_greedy_tokens_stay_equal_over_long_completions(family: str, engine: str) -> None:
     """64 rows of 200 tokens, 25 times as long as the window of those that have one."""
@@ -111,6 +114,7 @@ def test_greedy_tokens_stay_equal_over_long_completions(family: str, engine: str
             torch.testing.assert_close(found, logs.max(-1).values, atol=WITHIN, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
 def test_sampled_log_probs_are_the_forwards(family: str, make: Make) -> None:
     model, prompts = model_of(family), prompts_of()
@@ -126,6 +130,7 @@ def test_sampled_log_probs_are_the_forwards(family: str, make: Make) -> None:
     assert len({tuple(c.token_ids) for c in group}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [
@@ -152,6 +157,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_sampled(make: Make, params: Samp
             torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=WITHIN, rtol=0)
 
 
+@pytest.mark.slow
 def test_engines_agree_on_sampled_tokens() -> None:
     """One uniform number per token decides, so every engine draws the same rollouts from a seed."""
     model, prompts = model_of("qwen3"), prompts_of()
@@ -163,6 +169,7 @@ def test_engines_agree_on_sampled_tokens() -> None:
     assert all(f == found[0] for f in found)
 
 
+@pytest.mark.slow
 def test_seed(make: Make) -> None:
     engine, prompts = make(model_of("llama")), prompts_of()
     params = SamplingParams(max_new_tokens=12, seed=3)
@@ -178,6 +185,7 @@ def test_seed(make: Make) -> None:
     assert following != free
 
 
+@pytest.mark.slow
 def test_greedy_does_not_depend_on_the_batch(make: Make) -> None:
     engine, prompts = make(model_of("qwen3")), prompts_of((5, 12, 9, 1, 17, 3))
     together = {i: g[0].token_ids for i, g in enumerate(engine.generate(prompts, 2, GREEDY))}
@@ -186,6 +194,7 @@ def test_greedy_does_not_depend_on_the_batch(make: Make) -> None:
     assert [g[0].token_ids for g in some] == [together[i] for i in order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["decoder", "graph", "module", "transformers"])
 def test_sampled_frequencies_follow_the_model(engine: str) -> None:
     """Chi-square of the first and second token's counts at temperature 0.8 against the model's distribution."""
@@ -228,6 +237,7 @@ def test_stop_token_ends_a_row_and_is_kept(make: Make) -> None:
     assert groups[0][0].finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_end_tokens_and_nothing_else_of_the_generation_config(make: Make) -> None:
     model, prompts = build("qwen3"), prompts_of()
     plain = [greedy_of("qwen3", p) for p in prompts]
@@ -284,6 +294,7 @@ def test_the_narrowest_filter_is_greedy(filters: dict[str, Any], make: Make) -> 
     assert [g[0].token_ids for g in found] == [greedy_of("llama", p, 10) for p in prompts]
 
 
+@pytest.mark.slow
 def test_weights_changed_by_an_optimizer_step_are_seen(make: Make) -> None:
     model, prompts = build("qwen3"), prompts_of((12, 9))
     engine = make(model)
@@ -306,6 +317,7 @@ def test_weights_changed_by_an_optimizer_step_are_seen(make: Make) -> None:
     assert_greedy(last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True])
 def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
     from peft import LoraConfig, get_peft_model
@@ -374,6 +386,7 @@ def test_the_model_is_left_as_it_was(make: Make) -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_call_ends_at_its_deadline_and_the_next_one_is_as_before(make: Make) -> None:
     """Between two tokens, whatever the model's size; tokens are counted meanwhile."""
     model = build("qwen2", max_position_embeddings=30_000)
@@ -494,6 +507,7 @@ def by_hand(model: Any, prompt: list[int], stops: set[int], call: str, limit: in
 TURN_ENGINES = {**ENGINES, "continued": continued_engine}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", TURN_ENGINES)
 def test_turns_are_appended_and_continued_from(engine: str) -> None:
     """Calls, replies of no tokens, a reply after the end, a row that its replier ends, replies cut by the length: one reference."""
@@ -526,6 +540,7 @@ def known_call() -> tuple[Any, Any, Any]:
     return calling()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [name for name in TURN_ENGINES if name != "continued"])
 def test_a_calculator_answers_in_the_same_tokens(engine: str) -> None:
     model, tokenizer, form = known_call()
@@ -543,6 +558,7 @@ def test_a_calculator_answers_in_the_same_tokens(engine: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "graph_refill"])
 def test_sampled_tokens_with_turns_do_not_depend_on_the_batch(engine: str) -> None:
     """A token's place decides its random number, whoever put the tokens before it there."""

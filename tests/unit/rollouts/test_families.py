@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import pytest
 import torch
 
 from algorist.rollouts.native.module_tier import why_no_module_tier
@@ -38,6 +39,7 @@ def table() -> str:
     return "\n".join(["| family | sampling | update |", "|---|---|---|", *rows])
 
 
+@pytest.mark.slow
 def test_the_page_has_the_families() -> None:
     made = table()
     assert made in PAGE.read_text(encoding="utf-8"), f"put into docs/engine.md:\n{made}"

@@ -71,6 +71,7 @@ def test_the_reason_for_the_slower_tier_is_said_once(caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 1 and "Gemma2ForCausalLM is not one of" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["ministral3", "phi4_mini"])
 def test_rows_beyond_a_change_with_the_position_take_the_models_own_forward(family: str) -> None:
     """Scores by position (Ministral 3), frequencies of long rows (Phi-4): both begin at 224 tokens here."""
@@ -124,6 +125,7 @@ def test_a_family_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [g[0].token_ids for g in found] == [greedy_of_generate(model, p, 24) for p in prompts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["auto", "decoder"])
 def test_a_model_that_computes_something_else_is_found_out(
     tier: str, caplog: pytest.LogCaptureFixture
@@ -162,6 +164,7 @@ def test_a_shared_head_padded_beyond_the_vocabulary() -> None:
     assert all(len(c.token_ids) == 16 for g in found for c in g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "budget"),
     [("qwen3", 60), ("qwen3", 90), ("qwen3", 150), ("qwen3", 400), ("gemma3", 90), ("exaone4", 400)],

@@ -48,6 +48,7 @@ def test_filters_are_those_of_transformers(
     torch.testing.assert_close(log_prob, scaled[token], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [7, 256, 4096, 4099, 32000])
 def test_pick_follows_the_weights_and_never_takes_zero(size: int) -> None:
     generator = torch.Generator().manual_seed(size)

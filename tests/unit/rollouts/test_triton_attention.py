@@ -20,6 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed here (Linux: pip i
 
 from algorist.rollouts.native.decode_attention import PlainAttention, StepState  # noqa: E402
 from algorist.rollouts.native.triton_attention import PIECE, TritonAttention  # noqa: E402
+from tests.marks import first
 
 POSITIONS = 900
 
@@ -120,36 +121,43 @@ def check(state: StepState, heads: int, within: float, norm: bool = False) -> No
         assert torch.equal(mine.keys[0], state.keys[0]) and torch.equal(mine.values[0], state.values[0])
 
 
-@pytest.mark.parametrize(("rows", "heads"), [(1, 2), (16, 2), (64, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "heads"), first(2, [(1, 2), (16, 2), (64, 1)]))
 def test_a_prompt_shared_by_rows_of_any_length(rows: int, heads: int) -> None:
     check(a_state([rows], [37], [0, 1, 63, 64, 65, 20], kv_heads=1), heads, 1e-5)
 
 
-@pytest.mark.parametrize(("kv_heads", "heads", "dim"), [(1, 7, 16), (2, 6, 24), (2, 2, 64)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kv_heads", "heads", "dim"), first(1, [(1, 7, 16), (2, 6, 24), (2, 2, 64)]))
 def test_grouped_heads_and_head_dimensions(kv_heads: int, heads: int, dim: int) -> None:
     check(a_state([3, 1, 2], [9, 70, 1], [0, 3, 30], kv_heads=kv_heads, dim=dim), heads, 1e-5)
 
 
+@pytest.mark.slow
 def test_empty_slots_and_empty_places() -> None:
     check(a_state([2, 0, 1], [5, 0, 11], [4, 0, 9], idle=3), 4, 1e-5)
     check(a_state([0, 0], [0, 6], [0], idle=2), 4, 1e-5)
 
 
+@pytest.mark.slow
 def test_sequences_longer_than_one_piece() -> None:
     check(a_state([2, 1], [PIECE + 40, PIECE], [2 * PIECE + 3, PIECE - 1, PIECE], kv_heads=1), 2, 1e-5)
 
 
+@pytest.mark.slow
 def test_norms_of_queries_and_keys() -> None:
     check(a_state([3, 2], [9, 4], [0, 3, 12]), 4, 1e-5, norm=True)
 
 
-@pytest.mark.parametrize("window", [1, 5, 12, PIECE + 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", first(2, [5, PIECE + 3, 1, 12]))
 def test_a_window_hides_what_lies_before_it(window: int) -> None:
     """In completions and in prompts, within a piece and whole pieces; the rows of a group are of different lengths."""
     lengths = [0, 3, 2, 30, PIECE + 70, window]
     check(a_state([4, 2], [2 * PIECE + 9, 4], lengths, kv_heads=1, window=window), 2, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_caches_have_float32_scores(dtype: torch.dtype) -> None:
     """Keys with a common offset of 100, as Qwen2.5's: scores in bfloat16 would be off by 14 %."""

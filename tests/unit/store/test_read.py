@@ -62,6 +62,7 @@ def test_all_rows_in_the_order_of_writing(run: Path) -> None:
     assert found[0]["stage"] == "grpo" and "filename" not in found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("filters", "count"),
     [
@@ -83,6 +84,7 @@ def test_filters(run: Path, filters: dict[str, Any], count: int) -> None:
     assert rollouts(run, limit=7, **filters) == found[:7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", SORTS)
 def test_sorting_with_and_without_a_limit(run: Path, sort: Any) -> None:
     column = sort.removeprefix("-")
@@ -101,6 +103,7 @@ def test_bad_arguments_are_told(run: Path) -> None:
         rollouts(run / "nothing")
 
 
+@pytest.mark.slow
 def test_sql_over_the_views(run: Path) -> None:
     found = query(
         run,
@@ -203,6 +206,7 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         rollouts(tmp_path)
 
 
+@pytest.mark.slow
 def test_reading_while_the_run_goes_on(tmp_path: Path) -> None:
     """Every query sees a whole prefix of what was written, though parts are rewritten and added meanwhile."""
     folder = RunFolder.create(tmp_path)

@@ -65,6 +65,7 @@ def test_damaged_stages_are_named(tmp_path: Path) -> None:
             run.stages()
 
 
+@pytest.mark.slow
 def test_lock_names_the_other_process_and_ends_with_it(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom algorist.store.run_folder import RunFolder\n"
@@ -83,6 +84,7 @@ def test_lock_names_the_other_process_and_ends_with_it(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_store_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, algorist.store.run_folder, algorist.store.write, algorist.store.read\n"

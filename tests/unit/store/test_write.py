@@ -87,6 +87,7 @@ def test_very_long_completions_make_smaller_parts(tmp_path: Path, monkeypatch: p
     assert [pyarrow.parquet.read_metadata(p).num_rows for p in sorted(tmp_path.iterdir())] == [3, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [3, 4, 9])
 @pytest.mark.parametrize("rows_per_part", [4, 7, 1000])
 def test_resume_gives_the_same_parts(tmp_path: Path, checkpoint: int, rows_per_part: int) -> None:
@@ -152,6 +153,7 @@ def test_damaged_part_is_named(tmp_path: Path) -> None:
         RolloutWriter(tmp_path)
 
 
+@pytest.mark.slow
 def test_disk_full_keeps_the_rows(tmp_path: Path) -> None:
     """A file-size limit of the process provokes the real OSError of a full disk."""
     code = textwrap.dedent("""
@@ -213,6 +215,7 @@ def test_killed_at_any_moment_leaves_whole_parts(tmp_path: Path) -> None:
         assert not list(folder.glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_half_a_part(tmp_path: Path) -> None:
     """The unfinished part is written again and again while another thread reads it."""
     writer = RolloutWriter(tmp_path)

@@ -40,6 +40,7 @@ def test_a_busy_process_takes_more_of_the_processor_than_one_that_sleeps() -> No
     assert 0 <= sleeping < 0.5 * working, (sleeping, working)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_process_that_shares_its_processor_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -123,6 +124,7 @@ def test_gpu_memory_is_that_of_the_tensors() -> None:
     assert later["hardware/gpu_memory_peak_gb"] >= found["hardware/gpu_memory_gb"] >= 1.0
 
 
+@pytest.mark.slow
 def test_every_logged_line_has_it_and_the_report_sums_it_up(tmp_path: Path) -> None:
     place = ["device=cpu", "threads=1", "eval.enabled=false", f"output_dir={tmp_path}", "run_name=r"]
     run_recipe(load_recipe("smoke-cpu", place).recipe)

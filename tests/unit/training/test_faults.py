@@ -57,6 +57,7 @@ def weights_after_each_step(trainer: Any) -> list[torch.Tensor]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path, value: float) -> None:
     trainer = make_trainer(tmp_path, max_steps=4, batch_size=4, gradient_accumulation_steps=2)
@@ -73,6 +74,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(tmp_path: Path, value:
     assert saved["step"] == 2 and len(saved["inputs"]["completions"]) == 8
 
 
+@pytest.mark.slow
 def test_many_in_a_row_end_the_run(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, max_steps=20)
     poison(trainer, range(3, 20))
@@ -154,6 +156,7 @@ def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_p
             assert key not in left or left[key] == pytest.approx(right[key], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_engine_gives_its_memory_back_before_parts_get_smaller(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +252,7 @@ def test_memory_advice_names_the_recipes_keys_in_order(monkeypatch: pytest.Monke
     assert smallest == ["a smaller model (model.name), or an adapter (model.lora.rank=16)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, 3, 4, 6, 9, 16, 24, 32])
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
 @pytest.mark.parametrize("named", [True, False], ids=["steps_per_generation", ""])
@@ -324,12 +328,14 @@ def built(path: Path, name: str, timeout_s: float = 0.5) -> Any:
     return build_rewards([{"name": f"{path}:{name}", "timeout_s": timeout_s}])[0]
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_gets_its_floor_and_the_next_call_works(rewards: Path) -> None:
     reward = built(rewards, "loops")
     assert reward(completions=["fine", "loop", "fine"]) == [1.0, 0.0, 1.0]
     assert reward.failures == 1
 
 
+@pytest.mark.slow
 def test_a_reward_that_always_hangs_ends_the_run(rewards: Path) -> None:
     reward = built(rewards, "sleeps", 0.3)
     assert reward(completions=["x", "y"]) == [0.0, 0.0] == reward(completions=["x", "y"])
@@ -339,6 +345,7 @@ def test_a_reward_that_always_hangs_ends_the_run(rewards: Path) -> None:
         reward(completions=["x", "y"])
 
 
+@pytest.mark.slow
 def test_a_reward_that_kills_its_process(rewards: Path, capfd: pytest.CaptureFixture[str]) -> None:
     reward = built(rewards, "dies", 5.0)
     assert reward(completions=["a", "die", "b"]) == [0.5, 0.0, 0.5]
@@ -347,6 +354,7 @@ def test_a_reward_that_kills_its_process(rewards: Path, capfd: pytest.CaptureFix
     assert "own print" not in out and "own print" in err
 
 
+@pytest.mark.slow
 def test_a_reward_that_always_kills_its_process_ends_the_run(rewards: Path) -> None:
     reward = built(rewards, "dies", 5.0)
     assert reward(completions=["die", "die", "fine", "die", "die"]) == [0.0, 0.0, 0.5, 0.0, 0.0]
@@ -361,6 +369,7 @@ def test_a_declared_range_holds(rewards: Path) -> None:
     assert built(rewards, "only_upper", 5.0)(completions=["-7", "1", "100", "1e308"]) == [-7.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_reward_gets_no_secrets_but_those_that_the_recipe_names(
     rewards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +395,7 @@ def test_what_only_this_process_has_keeps_the_function_here(rewards: Path) -> No
     assert built(rewards, "with_state")(completions=["a"], trainer_state=3) == [3.0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_a_reward_hangs_once(tmp_path: Path, rewards: Path) -> None:
     """Through recipe, trainer and store: the hanging completion is stored with the floor, the others with their value."""
     rewards.write_text(

@@ -61,6 +61,7 @@ STEP_CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STEP_CASES)
 def test_steps_equal_stock_trl(case: str, tmp_path: Path) -> None:
     """Both trainers learn from the same completions, so weights and logged numbers must agree after each step."""
@@ -107,6 +108,7 @@ def test_a_loss_by_its_name_alone_has_the_defaults_of_its_function(name: str) ->
     assert torch.equal(by_recipe, by_name)
 
 
+@pytest.mark.slow
 def test_cispo_without_more_has_its_own_cap(tmp_path: Path) -> None:
     """On-policy every weight is 1, below CISPO's cap of 5: the gradient is that of ``dapo``, not 0.2 of it."""
     norms = []
@@ -117,6 +119,7 @@ def test_cispo_without_more_has_its_own_cap(tmp_path: Path) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=1e-4) and norms[0] > 1e-3
 
 
+@pytest.mark.slow
 def test_reference_pass_with_adapter_equals_stock_trl(tmp_path: Path) -> None:
     """An adapter that is trained further: the reference is the adapter as it was, not the base model."""
     runs = []
@@ -140,6 +143,7 @@ def test_reference_pass_with_adapter_equals_stock_trl(tmp_path: Path) -> None:
     assert our_kl == pytest.approx(their_kl, abs=1e-6)  # TRL's exp(x) - x - 1 cancels in float32
 
 
+@pytest.mark.slow
 def test_records_and_metrics(tmp_path: Path) -> None:
     """One rollout per completion, with the advantage that was trained on; prompts reach the engine once per group."""
     batches: list[tuple[int, list[Group], torch.Tensor]] = []
@@ -184,6 +188,7 @@ def test_records_and_metrics(tmp_path: Path) -> None:
     assert 1e-4 > entry[f"{gap}/max"] >= entry[f"{gap}/mean"] >= 0
 
 
+@pytest.mark.slow
 def test_each_completion_is_parsed_and_graded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with rewards that ask for the parse and for the verdict: store and reward cannot disagree."""
     form = raw_format()
@@ -235,6 +240,7 @@ def test_each_completion_is_parsed_and_graded_once(tmp_path: Path, monkeypatch: 
     assert len(judged) == len(set(judged)) == 24
 
 
+@pytest.mark.slow
 def test_reference_is_frozen_and_not_trained(tmp_path: Path) -> None:
     model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj"]))
     trainer = make_trainer(tmp_path, model, engine=PlainEngine(model), beta=0.1)
@@ -245,6 +251,7 @@ def test_reference_is_frozen_and_not_trained(tmp_path: Path) -> None:
     assert all(("lora_" in n and ".ref." not in n) == p.requires_grad for n, p in model.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [True, False])
 def test_old_log_probs_come_from_the_sampler_where_exact(
     tmp_path: Path, taken: bool, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +289,7 @@ def test_rollout_state_round_trip(tmp_path: Path) -> None:
     assert torch.equal(other.rollouts.old_log_probs, trainer.rollouts.old_log_probs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_native_engine_follows_every_optimizer_step(lora: bool, tmp_path: Path) -> None:
     """Sampler and training log-probs agree after weights and adapters have moved: no stale copies."""
@@ -298,6 +306,7 @@ def test_native_engine_follows_every_optimizer_step(lora: bool, tmp_path: Path) 
     assert len(gaps) == 3 and max(gaps) < 1e-4
 
 
+@pytest.mark.slow
 def test_logged_entropy_counts_skipped_rows(tmp_path: Path) -> None:
     """Rows without advantage are not computed, yet the logged entropy stays close to stock TRL's."""
     means = []
@@ -308,6 +317,7 @@ def test_logged_entropy_counts_skipped_rows(tmp_path: Path) -> None:
     assert means[1] == pytest.approx(means[0], rel=0.1)
 
 
+@pytest.mark.slow
 def test_parts_of_any_size_are_the_same_step(tmp_path: Path) -> None:
     runs = []
     for changes in (
@@ -326,6 +336,7 @@ def test_parts_of_any_size_are_the_same_step(tmp_path: Path) -> None:
         assert float((runs[0] - other).norm() / runs[0].norm()) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
     """Also for a model from scratch, whose config names no folder, and after SFT, whose config names the base model."""
     from algorist.runs.pipeline import run_recipe

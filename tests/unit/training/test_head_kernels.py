@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed here (Linux: pip i
 from algorist.training import head_tiles, triton_head  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
 def test_tiles_give_the_numbers_of_the_whole_logits(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_tiles, "TILE_ROWS", 3)

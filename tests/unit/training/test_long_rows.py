@@ -92,6 +92,7 @@ def trained(folder: Path, *, limit: int | None) -> torch.Tensor:
     return parameters_of(trainer)
 
 
+@pytest.mark.slow
 def test_a_completion_that_does_not_fit_by_itself_is_trained_in_tiles(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

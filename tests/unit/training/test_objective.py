@@ -223,6 +223,7 @@ def test_the_entropy_control_follows_the_target() -> None:
     assert len({b for _, b in used}) > 3
 
 
+@pytest.mark.slow
 def test_a_run_with_all_of_them_continues_exactly(tmp_path: Path) -> None:
     own = (
         "sft.enabled=false",

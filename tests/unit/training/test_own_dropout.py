@@ -48,6 +48,7 @@ def opt() -> PreTrainedModel:
     return OPTForCausalLM(OPTConfig(word_embed_proj_dim=32, max_position_embeddings=128, **sizes, **IDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [qwen, gpt2, big_code, opt])
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_first_update_is_of_the_model_that_sampled(make: Any, lora: bool, tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def reference_loss(model: Any, batch: Batch, loss: str, beta: float) -> torch.Te
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "gspo", "cispo"])
 def test_the_loss_sees_sampled_tokens_only(loss: str, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, make_model())

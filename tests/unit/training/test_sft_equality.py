@@ -117,6 +117,7 @@ def test_loss_gradient_and_metrics_equal_stock_trl(
     assert {"entropy", "mean_token_accuracy", "num_tokens"} <= set(result[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_twenty_steps_give_stock_trls_weights(tmp_path: Path, checkpointing: bool) -> None:
     """Six rows in micro-batches of two, two to a step: the second step of an epoch has one, and ten epochs draw ten orders."""

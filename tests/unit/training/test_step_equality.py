@@ -151,6 +151,7 @@ def same(stock: tuple[float, torch.Tensor], mine: tuple[float, torch.Tensor, Any
     assert mine[0] == pytest.approx(stock[0], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off_policy", [False, True], ids=["ratio 1", "ratio not 1"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("loss", TRL_LOSSES)
