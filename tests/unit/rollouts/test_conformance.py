@@ -21,6 +21,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.transformers import TransformersEngine
 from algorist.rollouts.turns import continued
 from algorist.types import Problem, Turn
+from tests.marks import first
 from tests.unit.rollouts.rollout_models import (
     COVERED,
     FAMILIES,
@@ -34,7 +35,6 @@ from tests.unit.rollouts.rollout_models import (
     model_of,
     prompts_of,
 )
-from tests.marks import first
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
 WITHIN = 1e-5

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed here (Linux: pip i
 
 from algorist.rollouts.native.decode_attention import PlainAttention, StepState  # noqa: E402
 from algorist.rollouts.native.triton_attention import PIECE, TritonAttention  # noqa: E402
-from tests.marks import first
+from tests.marks import first  # noqa: E402
 
 POSITIONS = 900
 

@@ -19,8 +19,8 @@ from algorist.rollouts.native.decode_attention import PlainAttention  # noqa: E4
 from algorist.rollouts.native.engine import NativeEngine  # noqa: E402
 from algorist.rollouts.sampling import sample  # noqa: E402
 from tests.cuda.test_rollout_on_gpu import model  # noqa: E402
+from tests.marks import first  # noqa: E402
 from tests.unit.rollouts.test_conformance import Echo, decode  # noqa: E402
-from tests.marks import first
 
 PROMPTS = [[5, 6, 7], [8, 9]]
 
