@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 
-def first(number: int, values: Iterable[Any]) -> list[Any]:
-    """Return the values of a parameter; those after the first ``number`` are for ``make test-long``."""
-    return [v if n < number else pytest.param(v, marks=pytest.mark.long) for n, v in enumerate(values)]
+def first(number: int, values: Iterable[Any], *, together: bool = False) -> list[Any]:
+    """Return the values of a parameter, or of several ``together``; those after the first ``number`` are for ``make test-long``."""
+    return [
+        v if n < number else pytest.param(*(v if together else (v,)), marks=pytest.mark.long)
+        for n, v in enumerate(values)
+    ]

@@ -122,13 +122,15 @@ def check(state: StepState, heads: int, within: float, norm: bool = False) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "heads"), first(2, [(1, 2), (16, 2), (64, 1)]))
+@pytest.mark.parametrize(("rows", "heads"), first(2, [(1, 2), (16, 2), (64, 1)], together=True))
 def test_a_prompt_shared_by_rows_of_any_length(rows: int, heads: int) -> None:
     check(a_state([rows], [37], [0, 1, 63, 64, 65, 20], kv_heads=1), heads, 1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kv_heads", "heads", "dim"), first(1, [(1, 7, 16), (2, 6, 24), (2, 2, 64)]))
+@pytest.mark.parametrize(
+    ("kv_heads", "heads", "dim"), first(1, [(1, 7, 16), (2, 6, 24), (2, 2, 64)], together=True)
+)
 def test_grouped_heads_and_head_dimensions(kv_heads: int, heads: int, dim: int) -> None:
     check(a_state([3, 1, 2], [9, 70, 1], [0, 3, 30], kv_heads=kv_heads, dim=dim), heads, 1e-5)
 
