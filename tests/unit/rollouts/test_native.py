@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -154,6 +155,23 @@ def test_a_gate_by_silu_is_one_kernel_where_triton_runs(monkeypatch: pytest.Monk
         mlp = model_of(family).model.layers[0].mlp
         gates[family] = weights._gated(mlp.act_fn, torch.device("cuda")).__name__
     assert gates == {"llama": "silu_gated", "gemma3": "<lambda>"}
+
+
+def test_a_models_first_call_says_how_much_of_it_is_done() -> None:
+    """Its comparison with the decoder samples rows of its own."""
+    engine, shares, over = NativeEngine(build("qwen2")), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.0005):
+            shares.append(engine.share())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    engine.generate(prompts_of(), 8, SamplingParams(max_new_tokens=60, seed=0))
+    over.set()
+    watching.join()
+    while_it_ran = [share for share in shares if share]
+    assert while_it_ran == sorted(while_it_ran) and len(set(shares)) > 5, shares
 
 
 def test_a_shared_head_padded_beyond_the_vocabulary() -> None:
