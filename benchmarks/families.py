@@ -2,8 +2,10 @@
 
     python benchmarks/families.py gemma3 [--bfloat16] [--tokens 24]     # random weights: gemma3 lfm2 smollm3 granite olmo3
     python benchmarks/families.py MODEL --bfloat16                      # a folder, or a GGUF file
+    python benchmarks/families.py smollm3 --generate                    # sampling against transformers' ``generate``
 
-32 rows of four prompts, one thread. Where the model's own forward is what the engine takes (lfm2), it stands against ``generate``.
+32 rows of four prompts, one thread. Where the model's own forward is what the engine takes (lfm2), it stands against ``generate``, too.
+``ALGORIST_CPU_PRODUCTS=mkl`` and ``onednn`` tell the libraries of the products apart.
 """
 
 from __future__ import annotations
@@ -83,6 +85,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16 over float32 weights")
+    parser.add_argument("--generate", action="store_true", help="sample against transformers' generate")
     parser.add_argument("--tokens", type=int, default=24)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -95,11 +98,13 @@ def main() -> None:
     prompts = [torch.randint(5, 30000, (length,), generator=draw).tolist() for length in LENGTHS]
     params = SamplingParams(temperature=1.0, max_new_tokens=arguments.tokens, seed=1)
     reason = why_no_decoder(model)
-    engines = (
+    engines: dict[str, Any] = (
         {"own forward": NativeEngine(model, tier="module"), "by hand": NativeEngine(model, tier="decoder")}
         if reason is None
         else {"generate": TransformersEngine(model), "own forward, prompts once": NativeEngine(model)}
     )
+    if arguments.generate:
+        engines = {"generate": TransformersEngine(model), "algorist": NativeEngine(model)}
     ways = {name: partial(engine.generate, prompts, GROUP, params) for name, engine in engines.items()}
     in_turns(f"sampling {len(prompts) * GROUP} rows of {arguments.tokens} tokens", ways)
 

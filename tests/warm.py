@@ -38,7 +38,7 @@ IMPORTED = (
 )
 
 
-READ_LATER = {"PYTHON_EXEC", "HF_TOKEN"}
+READ_LATER = {"PYTHON_EXEC"}
 LIBRARIES = (
     "torch", "transformers.trainer", "transformers.models.qwen2.modeling_qwen2", "peft", "accelerate", "datasets",
     "sympy", "duckdb", "pydantic", "yaml", "typer", "rich.console",

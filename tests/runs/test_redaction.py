@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from algorist.report.build import build_report
 from algorist.store.redact import HIDDEN, RedactSecrets, redact, redact_tree
 from algorist.store.run_folder import RunFolder
 from algorist.store.safe_text import first_line, printable
-from tests import warm
 from tests.marks import first
 
 LETTERS = "Ab3dEf6hIj9lMn2pQr5tUv8xYz1BcD4fGh7jK0mN"
@@ -173,7 +173,7 @@ def test_a_reward_that_raises_the_environment_shows_no_secret(verb: str, tmp_pat
         else [verb, "smoke-cpu", *settings]
     )
     done = subprocess.run(
-        [warm.PYTHON, "-m", "algorist", *arguments],
+        [sys.executable, "-m", "algorist", *arguments],
         cwd=tmp_path,
         env=os.environ | secrets,
         capture_output=True,

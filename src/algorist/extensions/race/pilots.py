@@ -30,7 +30,8 @@ from algorist.preflight.run import start_policy
 from algorist.preflight.time import Sizes, batch_arithmetic, measure, seconds_of, total
 from algorist.preflight.trial import grpo_trainer
 from algorist.prompts.chat import encode_prompt
-from algorist.runs.draft import Draft, check_names
+from algorist.rewards import build_rewards
+from algorist.runs.draft import Draft
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Display
@@ -234,7 +235,10 @@ class Race:
 
     def _pilot(self, route: TrainingRoute) -> Pilot:
         start, recipe = self._start(route), self.read(route.change)
-        draft = replace(start.plan.draft, recipe=recipe, rewards=check_names(recipe, start.plan.form))
+        rewards = build_rewards(
+            recipe.rewards, start.plan.form, matcher=recipe.matcher
+        )  # a pilot's own: they may count calls
+        draft = replace(start.plan.draft, recipe=recipe, rewards=rewards)
         plan = make_plan(replace(draft, problems=start.plan.problems))
         look = partial(self._level, plan, start, start.policy, route.name)
         known = (
