@@ -22,6 +22,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.rollouts.native.weights import WeightPool, read_weights
 from tests.cuda.pretend import Log, pretend_gpu, to_device
 from tests.cuda.test_rollout_on_gpu import PROMPTS, adapted, compare, model
+from tests.marks import first
 from tests.unit.rollouts.test_conformance import Echo, decode
 
 
@@ -75,7 +76,7 @@ def test_launches_outside_the_graphs_and_waits(changes: dict[str, Any]) -> None:
     assert (long[1] - short[1]) / 24 <= 1 / 8
 
 
-@pytest.mark.parametrize("budget", [None, 110], ids=["one wave", "refilled"])
+@pytest.mark.parametrize("budget", first(1, [110, None]), ids=["refilled", "one wave"])
 def test_same_tokens_and_log_probs_as_on_the_cpu(budget: int | None) -> None:
     params = SamplingParams(max_new_tokens=20, seed=3)
     policy = model(1, vocab_size=512)
