@@ -242,10 +242,11 @@ def _sampling(
     step_of_few = max(0.0, took(prompt[:SHORT], FEW, 2 + more) - few) / more
     call = max(0.0, few - 2 * step_of_few)
     start = took(prompt, rows, 2)
-    while (
-        steps := took(prompt, rows, 2 + more) - start
-    ) < start / 2 and 2 * more < section.max_completion_tokens:
-        more *= 2  # until the steps are more than what differs between two calls
+    steps = took(prompt, rows, 2 + more) - start
+    # Not above what differs between two calls:
+    while steps < start / 2 and 2 * more < section.max_completion_tokens:
+        more *= 2
+        steps = took(prompt, rows, 2 + more) - start
     step_of_all = max(step_of_few, steps / more)
     row = (step_of_all - step_of_few) / (rows - FEW)
     beyond = len(prompt) - SHORT

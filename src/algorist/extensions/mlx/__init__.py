@@ -48,9 +48,7 @@ def _config_of(section: ModelSection) -> dict[str, Any]:
     try:
         name = loadable_name(section.name, section.revision)
         return dict(PreTrainedConfig.get_config_dict(name, revision=section.revision or "main")[0])
-    except (
-        Exception
-    ):  # a model from scratch, a file of another format, a name that the loader refuses and says why
+    except Exception:  # not made yet, another format, or refused by the loader, which says why
         return {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -137,7 +136,7 @@ class NativeEngine:
     def _disagreement(self) -> str | None:
         """Compare each model once, whatever engines it has; a sharded one's forward would have to be called by every process."""
         if self.model not in _compared:
-            own = copy(self.setting)  # the rows of the running call stay those of this one
+            own = ModelSetting(self.model)  # whose rows are not those of the running call
             _compared[self.model] = None if is_sharded(self.model) else disagreement(self.model, own)
         return _compared[self.model]
 
