@@ -99,6 +99,13 @@ def test_ceilings_decide_and_what_no_pilot_can_show_stays_open() -> None:
     assert 0.25 < taught.interval("teacher")[0] < 0.95
 
 
+def test_a_pilot_longer_than_its_run_has_an_end() -> None:
+    whole = expect(
+        {"SFT": [part("sft", 0.0, 0.01, 3.0, 1.0)], "GRPO": [part("grpo", 0.0, 0.0, 4, 2)]}, 1.0, None, 8
+    )
+    assert all(np.isfinite(whole.interval(name)).all() for name in ("SFT", "GRPO"))
+
+
 @pytest.mark.long
 def test_ctrl_c_keeps_what_is_done(lines: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen(

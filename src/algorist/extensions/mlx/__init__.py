@@ -48,7 +48,7 @@ def _config_of(section: ModelSection) -> dict[str, Any]:
     try:
         name = loadable_name(section.name, section.revision)
         return dict(PreTrainedConfig.get_config_dict(name, revision=section.revision or "main")[0])
-    except Exception:  # not made yet, another format, or refused by the loader, which says why
+    except Exception:  # from scratch, another format, or refused by the loader with its reason
         return {}
 
 

@@ -123,7 +123,8 @@ def expect(
         # The pilot's end is where the rest of its first stage begins, unless it fell: half of the draws recover from the first steps.
         level = np.where(recovers & (parts[0].after.mean() < parts[0].before.mean()), before, after)
         for part in parts:
-            level = moved(part, level, part.whole - (part.tried if part is parts[0] else 0.0))
+            tried = part.tried if part is parts[0] else 0.0
+            level = moved(part, level, max(0.0, part.whole - tried))
             change, last = part.after - part.before, max(part.before.mean(), part.after.mean())
             if part.learner != SFT or (last > KNOWN and change.mean() * (right - part.before.mean()) >= 0):
                 off = change.mean() - (moved(part, drawn @ part.before, part.tried) - drawn @ part.before)
