@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import translate
 from pathlib import Path
 
 import pytest
@@ -46,10 +48,16 @@ _frozen_at = {"modules": 0}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of these folders as slow."""
+    """Mark the tests of these folders as slow, and those of long.txt as long."""
+    lines = (Path(__file__).parent / "long.txt").read_text(encoding="utf-8").splitlines()
+    patterns = [
+        re.compile(translate(line.replace("[", "[[]"))) for line in lines if line[:1] not in ("#", "")
+    ]
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
+        if any(pattern.match(item.nodeid) for pattern in patterns):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)
