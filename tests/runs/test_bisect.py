@@ -1,0 +1,105 @@
+"""Which line makes a run fail: planted ones are named, alone, together and in the data; what is kept, what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Verb
+from tests.runs.sums import Runs, sums
+
+pytestmark = pytest.mark.long
+STEPS = ["grpo.max_steps=24", "grpo.save_steps=24"]
+PAYS_WRONG_ONES = """def pays(completions, gold, **_):
+    return [0.0 if f"<answer> {g}" in " ".join(str(c).split()) else 2.0 for c, g in zip(completions, gold)]
+"""
+Bisected = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def bisected(verb: Verb) -> Bisected:
+    """Bisect a run; returns the object that is printed."""
+
+    def bisected(*arguments: str) -> dict[str, Any]:
+        code, output, errors = verb("bisect", *arguments, "--json")
+        assert code == 0, errors
+        return dict(json.loads(output), said=errors)
+
+    return bisected
+
+
+def test_what_differs_from_a_run_that_works_is_the_cause(runs: Runs, bisected: Bisected) -> None:
+    good = runs("bisect-good", *STEPS)
+    own = ["rewards=[{name: correct, weight: -1}]", "grpo.temperature=1.1", "grpo.adam_beta2=0.99"]
+    bad = runs("bisect-bad", *STEPS, *own)
+    result = bisected(str(bad), "--like", str(good))
+    assert [line.split(" (")[0] for line in result["cause"]] == ["the reward correct"] and result["sure"]
+    assert (
+        "rewards=" in result["next"] and "-1" not in result["next"] and f"{bad}/config.yaml" in result["next"]
+    )
+    first = result["trials"][0]
+    assert first["better"] and len(first["lines"]) == 4 and first["rollouts"][1] > 0
+    place = bad.parent / "bisect-bad-bisect"
+    times = {file: file.stat().st_mtime_ns for file in place.glob("trial-*/grpo/final/*")}
+    again = bisected(str(bad), "--like", str(good))
+    assert again["cause"] == result["cause"]
+    assert times == {file: file.stat().st_mtime_ns for file in place.glob("trial-*/grpo/final/*")}
+
+
+def test_without_one_that_works_lines_are_set_to_what_does_nothing(
+    runs: Runs, bisected: Bisected, verb: Verb, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(PAYS_WRONG_ONES)
+    reward = f"rewards=[{{name: correct}}, {{name: '{tmp_path / 'own.py'}:pays'}}]"
+    bad = runs("bisect-own", *STEPS, reward)
+    result = bisected(str(bad))
+    assert [line.split(" (")[0].rpartition(":")[2] for line in result["cause"]] == ["pays"], result["cause"]
+    few = bisected(str(bad), "--trials", "1")
+    assert not few["sure"] and len(few["cause"]) > 1
+    code, output, _ = verb("bisect", str(bad), "--trials", "1")
+    assert code == 0 and "More trials tell" in output and "rollouts" in output
+
+
+def test_training_problems_that_teach_nothing_are_the_cause(
+    runs: Runs, bisected: Bisected, tmp_path: Path
+) -> None:
+    wrong, held_out = (
+        sums(tmp_path / "wrong.jsonl", 400, seed=7, shift=3),
+        sums(tmp_path / "held.jsonl", 200, seed=8),
+    )
+    measured = [
+        "eval.enabled=true",
+        "eval.samples=2",
+        f"data.eval={{name: local, path: {held_out}, split: train}}",
+    ]
+    bad = runs("bisect-data", *STEPS, *measured, "rewards=[correct]", data=wrong)
+    result = bisected(str(bad), "--trials", "20")
+    assert [line.split(":")[0] for line in result["cause"]] == ["data.train"], result["cause"]
+    assert "inspect" in result["next"]
+
+
+def test_what_cannot_be_compared_is_refused(verb: Verb, runs: Runs, tmp_path: Path) -> None:
+    code, _, errors = verb("bisect", str(tmp_path / "nothing"))
+    assert code == 2 and "is not a run folder" in errors
+    code, _, errors = verb("bisect", str(runs.model.parents[1]))
+    assert code == 2 and "neither rollouts of GRPO nor an evaluation" in errors
+
+
+def test_ctrl_c_keeps_finished_trials(runs: Runs, tmp_path: Path) -> None:
+    bad = runs("bisect-stopped", *STEPS, "rewards=[{name: correct, weight: -1}]", "grpo.temperature=1.1")
+    command = [sys.executable, "-m", "algorist", "bisect", str(bad), "--trials", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("trial 2"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stdout.read()
+    assert process.wait() == 130 and "finished trials are kept" in rest
