@@ -20,6 +20,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as the command imports
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"

@@ -216,7 +216,9 @@ def test_every_test_that_is_left_out_of_ci_is_there() -> None:
         if line[:1] not in ("#", ""):
             file, _, name = line.partition("::")
             function = re.match(r"\w+", name)
-            assert function and f"def {function[0]}(" in (TESTS.parent / file).read_text(encoding="utf-8"), line
+            assert function and f"def {function[0]}(" in (TESTS.parent / file).read_text(encoding="utf-8"), (
+                line
+            )
 
 
 def test_recorded_runs_name_no_place_of_the_machine_that_made_them() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.terminal import Line, Result, View, table, verb
+from algorist.cli.verbs import FILES
 
 if TYPE_CHECKING:
     from algorist.diagnosis.rule import Finding
@@ -50,6 +51,8 @@ class Diagnosis(Result):
             yield Line(f"{self.run}: not explained", "bold yellow")
             yield f"{self.not_explained}; none of {len(all_rules())} rules says why. Looked at {looked}."
             yield f"Look at wrong completions: algorist inspect {self.run} --wrong"
+            if "bisect" in FILES:
+                yield f"Repeat it with some lines of its recipe changed, then fewer: algorist bisect {self.run}"
         elif self.healthy is None:
             yield (
                 f"{self.run}: too little to judge yet: {self.why_too_little} (looked at {looked}); look again after a few steps"

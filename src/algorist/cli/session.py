@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
+_NO_COMPILER = "TORCHDYNAMO_DISABLE"
 
 
 def import_quietly(module: str, say: Callable[[str], None] | None = None) -> None:
@@ -52,11 +53,16 @@ def import_quietly(module: str, say: Callable[[str], None] | None = None) -> Non
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if module not in sys.modules:
+        # PEFT imports bitsandbytes, which compiles functions at once: that would load torch's compiler, two seconds or more.
+        compiled = os.environ.get(_NO_COMPILER)
+        os.environ[_NO_COMPILER] = "1"
         gc.disable()
         try:
             importlib.import_module(module)
         finally:
             gc.enable()
+            del os.environ[_NO_COMPILER]
+            os.environ.update({_NO_COMPILER: compiled} if compiled is not None else {})
         gc.freeze()
         atexit.register(_unfreeze)
     from transformers.utils import logging as transformers_logging
