@@ -17,8 +17,8 @@ from tests.runs.sums import Runs, sums
 
 pytestmark = pytest.mark.long
 STEPS = ["grpo.max_steps=24", "grpo.save_steps=24"]
-PAYS_WRONG_ONES = """def pays(completions, gold, **_):
-    return [0.0 if f"<answer> {g}" in " ".join(str(c).split()) else 2.0 for c, g in zip(completions, gold)]
+PAYS_DIGITS = """def pays(completions, **_):
+    return [sum(c.isdigit() for c in str(text)) / 10 for text in completions]
 """
 Bisected = Callable[..., dict[str, Any]]
 
@@ -56,7 +56,7 @@ def test_what_differs_from_a_run_that_works_is_the_cause(runs: Runs, bisected: B
 def test_without_one_that_works_lines_are_set_to_what_does_nothing(
     runs: Runs, bisected: Bisected, verb: Verb, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(PAYS_WRONG_ONES)
+    (tmp_path / "own.py").write_text(PAYS_DIGITS)
     reward = f"rewards=[{{name: correct}}, {{name: '{tmp_path / 'own.py'}:pays'}}]"
     bad = runs("bisect-own", *STEPS, reward)
     result = bisected(str(bad))

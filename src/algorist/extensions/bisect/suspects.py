@@ -65,6 +65,8 @@ class Suspect:
             )
 
         def shown(value: Any) -> str:
+            if isinstance(value, dict):
+                value = {k: v for k, v in value.items() if v not in (None, False, {}, [])}
             text = one_line_yaml(value)
             return text if len(text) <= 60 else f"{text[:57]} …"
 

@@ -83,19 +83,14 @@ class Improvement:
     def between(cls, run: Level, trial: Level) -> Improvement:
         return cls(_difference(run.rollouts, trial.rollouts), _difference(run.evaluation, trial.evaluation))
 
-    def z_scores(self) -> list[float]:
-        return [value / error for value, error in filter(None, (self.rollouts, self.evaluation))]
+    @property
+    def deciding(self) -> tuple[float, float] | None:
+        """The difference that counts: of held-out problems where they were evaluated, for those of training can be learned by heart."""
+        return self.evaluation or self.rollouts
 
     @property
     def better(self) -> bool:
-        z = self.z_scores()
-        return bool(z) and max(z) >= BETTER and min(z) > -BETTER
-
-    @property
-    def size(self) -> float:
-        """The larger of the differences that are beyond chance."""
-        pairs = [p for p in (self.rollouts, self.evaluation) if p is not None and p[0] >= BETTER * p[1]]
-        return max((value for value, _ in pairs), default=0.0)
+        return self.deciding is not None and self.deciding[0] >= BETTER * self.deciding[1]
 
 
 def _difference(before: dict[str, float], after: dict[str, float]) -> tuple[float, float] | None:
@@ -133,8 +128,8 @@ class Attempt:
 
     @property
     def size(self) -> float:
-        """How much better it ended, beyond chance: a difference of shares; 0 where it did not."""
-        return self.gain.size if self.gain is not None and self.gain.better else 0.0
+        """The difference that counts where it is beyond chance, else 0."""
+        return self.gain.deciding[0] if self.gain and self.gain.better and self.gain.deciding else 0.0
 
 
 class Ended(Exception):
@@ -180,15 +175,11 @@ class Bisection:
             if together and self._try(together).better:
                 self.cause = self._fewest(together, ())
                 return
-            tried = [self._try([suspect]) for suspect in alone]
+            parts = _halves(together) if len(together) > 1 else ()
+            tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
             best = max(tried, key=lambda t: t.size, default=None)
             if best is not None and best.better:
-                self.cause = best.suspects
-                return
-            for half in _halves(together) if len(together) > 1 else ():
-                if self._try(half).better:
-                    self.cause = self._fewest(half, ())
-                    return
+                self.cause = self._fewest(best.suspects, ())
         except Ended:
             pass
 
