@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from algorist.extensions.bisect.trials import Bisection
 
 app = typer.Typer(add_completion=False)
+OF_DATA = {
+    (
+        "data.train",
+    ): "It learns from half of the held-out problems and solves the other half: look at the training problems.",
+    (
+        "data.eval",
+    ): "It solves training problems that it did not see, and not the held-out ones: look at data.eval.",
+    (
+        "data.eval",
+        "data.train",
+    ): "What solves training problems does not solve held-out ones, and the reverse: they are of two kinds.",
+}
+"""Single lines of data that made a trial better → what that says."""
 
 
 class Bisected(Result):
@@ -47,6 +60,9 @@ class Bisected(Result):
             yield Line("stopped; finished trials are kept. Continue: the same command", "bold yellow")
         if self.cause and self.sure:
             yield Line(f"\nthe cause: {' · '.join(self.cause)}", "bold green")
+            better = {t["keys"][0] for t in self.trials if t["better"] and len(t["keys"]) == 1}
+            if data := OF_DATA.get(tuple(sorted(better & {"data.train", "data.eval"}))):
+                yield data
             yield "Next:"
         elif self.cause:
             yield Line(f"\none of these, or several: {' · '.join(self.cause)}", "bold yellow")

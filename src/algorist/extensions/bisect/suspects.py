@@ -17,7 +17,7 @@ WHOLE = ("grpo.loss", "rewards", "data.train", "data.sft", "data.eval", "prompt"
 """Sections that are one line: their keys mean nothing for another name, or must fit each other."""
 KEPT = (
     "name description output_dir run_name seed device threads model.* data.train data.sft data.eval prompt tools tools.* environment "
-    "environment.* hub.* report_to tracking.* *.enabled *.max_steps *.epochs *.learning_rate *.max_completion_tokens *.batch_size "
+    "environment.* hub.* report_to tracking.* *.enabled *.max_steps *.epochs *.learning_rate grpo.max_completion_tokens *.batch_size "
     "*.gradient_accumulation_steps *.processes *.logging_steps *.save_steps *.save_total_limit *.gradient_checkpointing "
     "*.micro_batch_tokens *.eval_every *.samples_every *.engine *.device *.ledger_every grpo.vllm.* sft.source sft.max_length eval.samples "
     "eval.ks eval.baseline grpo.stop grpo.stop.* grpo.keep_best rewards"
@@ -130,7 +130,7 @@ def differences(recipe: Recipe, good: Recipe) -> list[Suspect]:
 
 
 def changed(values: Mapping[str, Any], suspects: Iterable[Suspect]) -> Recipe:
-    """Return the recipe with the other value of each suspect.
+    """Return the recipe with the other value of each suspect; ``correct`` takes the place of the reward that weighs most.
 
     Raises:
         ConfigError: These values do not go together.
@@ -148,7 +148,9 @@ def changed(values: Mapping[str, Any], suspects: Iterable[Suspect]) -> Recipe:
                 node[part] = {}
             node = node[part]
         node[last] = copy.deepcopy(suspect.other)
-    if new["rewards"] != values["rewards"] and not any(reward["weight"] > 0 for reward in new["rewards"]):
+    names = {reward["name"] for reward in new["rewards"]}
+    first = max(values["rewards"], key=lambda reward: reward["weight"], default={"name": CORRECT})["name"]
+    if first not in names and CORRECT not in names:
         _set_reward(new["rewards"], CORRECT, 1.0)
     return validate(new, where="a trial")
 
@@ -159,7 +161,7 @@ def _rewards(
     """Yield the rewards that differ from ``correct`` alone with weight 1, or from those of another recipe."""
     weights = {reward["name"]: reward["weight"] for reward in mine}
     good = {CORRECT: 1.0} if theirs is None else {reward["name"]: reward["weight"] for reward in theirs}
-    for name in {**weights, **good}:
+    for name in weights if theirs is None else {**weights, **good}:
         if weights.get(name, 0.0) != good.get(name, 0.0):
             yield Suspect(f"rewards.{name}", weights.get(name), good.get(name))
 
