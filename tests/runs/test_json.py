@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "watch": ("watch", "runs/first"),
     "report": ("report", "runs/first"),
     "diagnose": ("diagnose", "runs/first"),
+    "bisect": ("bisect", "runs/first", "--trials", "1"),
     "compare": ("compare", "e/own.json", "e/own.json"),
     "export": ("export", "runs/first", "--to", "model"),
     "tour": ("tour",),

@@ -1,4 +1,4 @@
-"""Find the line of its recipe that makes a run fail: ``algorist bisect RUN``."""
+"""Find the line of its recipe that makes a run fail, by trials."""
 
 from __future__ import annotations
 

@@ -33,17 +33,26 @@ BETTER = 3.0
 """Standard errors from which on a trial ended better: of a dozen trials of a run without a cause 1 in 60 does by chance."""
 MOST = 0.7
 """Part of the gain of all lines together that fewer lines must reach to be taken for them."""
-LAST = 3
-"""The level of GRPO is that of its last third."""
+THIRDS = 3
+"""Levels of GRPO are those of its first and its last third."""
+SOLVED = 0.9
+"""Accuracy from which on there is little to learn."""
 LOOKED = ("rollouts", "evaluation")
 
 
 @dataclass(frozen=True)
 class Level:
-    """Share of right completions of each problem: in the last third of GRPO's rollouts, and in the evaluation after the last stage."""
+    """Share of right completions of each problem: in the first and last third of GRPO's rollouts, and in the last stage's evaluation."""
 
+    first: dict[str, float]
     rollouts: dict[str, float]
     evaluation: dict[str, float]
+
+    @property
+    def learned(self) -> bool:
+        """Whether the accuracy rose during GRPO, or hardly could."""
+        rise = _difference(self.first, self.rollouts)
+        return not rise or rise[0] >= BETTER * rise[1] or float(np.mean([*self.rollouts.values()])) >= SOLVED
 
     @classmethod
     def of(cls, run: Path) -> Level:
@@ -52,11 +61,13 @@ class Level:
         Raises:
             CheckpointError: It holds neither.
         """
-        last = query(run, "SELECT max(step) AS step FROM rollouts WHERE stage = 'grpo'")[0]["step"]
-        rows = query(
-            run,
-            "SELECT problem_id, avg(correct::INT) AS level FROM rollouts WHERE stage = 'grpo' AND step >= ? GROUP BY problem_id",
-            [(last or 0) * (LAST - 1) / LAST],
+        last = query(run, "SELECT max(step) AS step FROM rollouts WHERE stage = 'grpo'")[0]["step"] or 0
+        window = (
+            "SELECT problem_id, avg(correct::INT) AS level FROM rollouts WHERE stage = 'grpo' AND step BETWEEN ? AND ? "
+            "GROUP BY problem_id"
+        )
+        first, rows = (
+            query(run, window, ends) for ends in ([0, last / THIRDS], [last - last / THIRDS, last])
         )
         stages = (
             "SELECT evaluation FROM samples WHERE evaluation IN ('sft', 'grpo') ORDER BY evaluation LIMIT 1"
@@ -69,7 +80,9 @@ class Level:
             raise CheckpointError(
                 f"{run} has neither rollouts of GRPO nor an evaluation; nothing can be compared yet"
             )
-        return cls(*({str(row["problem_id"]): float(row["level"]) for row in part} for part in (rows, seen)))
+        return cls(
+            *({str(row["problem_id"]): float(row["level"]) for row in part} for part in (first, rows, seen))
+        )
 
 
 @dataclass(frozen=True)
@@ -113,18 +126,25 @@ class Attempt:
     Attributes:
         suspects: The lines.
         gain: Against the run; None where it could not be done.
+        learned: Whether its accuracy rose.
         why: What kept it from being done.
         seconds: Wall time; 0 for one that an earlier call has done.
     """
 
     suspects: tuple[Suspect, ...]
     gain: Improvement | None = None
+    learned: bool = False
     why: str = ""
     seconds: float = 0.0
 
     @property
     def better(self) -> bool:
         return self.gain is not None and self.gain.better
+
+    @property
+    def cured(self) -> bool:
+        """Whether it ended better and learned on the way: a smaller harm looks better, too."""
+        return self.better and self.learned
 
     @property
     def size(self) -> float:
@@ -172,10 +192,10 @@ class Bisection:
                 together, alone = differences(self.recipe, self.good), []
             else:
                 together, alone = neutral_suspects(self.recipe), self._alone()
-            if together and self._try(together).better:
+            if together and self._try(together).cured:
                 self.cause = self._fewest(together, ())
                 return
-            parts = _halves(together) if len(together) > 1 else ()
+            parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
             best = max(tried, key=lambda t: t.size, default=None)
             if best is not None and best.better:
@@ -260,7 +280,8 @@ class Bisection:
             if done.stopped:
                 self.stopped = True
                 raise Ended
-            trial.gain = self._gain(suspects, Level.of(recipe.path))
+            level = Level.of(recipe.path)
+            trial.gain, trial.learned = self._gain(suspects, level), level.learned
         except AlgoristError as error:
             trial.why = str(error)
         trial.seconds = time.monotonic() - began
