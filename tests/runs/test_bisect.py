@@ -47,10 +47,11 @@ def test_what_differs_from_a_run_that_works_is_the_cause(runs: Runs, bisected: B
     first = result["trials"][0]
     assert first["better"] and len(first["lines"]) == 4 and first["rollouts"][1] > 0
     place = bad.parent / "bisect-bad-bisect"
-    times = {file: file.stat().st_mtime_ns for file in place.glob("trial-*/grpo/final/*")}
+    levels = {file: file.stat().st_mtime_ns for file in place.glob("trial-*/level.json")}
+    assert len(levels) == len(result["trials"]) and not [*place.glob("trial-*/grpo")]  # weights take room
     again = bisected(str(bad), "--like", str(good))
-    assert again["cause"] == result["cause"]
-    assert times == {file: file.stat().st_mtime_ns for file in place.glob("trial-*/grpo/final/*")}
+    assert again["cause"] == result["cause"] and "long as the run" in again["said"]
+    assert levels == {file: file.stat().st_mtime_ns for file in place.glob("trial-*/level.json")}
 
 
 def test_without_one_that_works_lines_are_set_to_what_does_nothing(

@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "watch": ("watch", "runs/first"),
     "report": ("report", "runs/first"),
     "diagnose": ("diagnose", "runs/first"),
-    "bisect": ("bisect", "runs/first", "--trials", "1"),
+    "bisect": ("bisect", "runs/first", "--like", "runs/first"),
     "compare": ("compare", "e/own.json", "e/own.json"),
     "export": ("export", "runs/first", "--to", "model"),
     "tour": ("tour",),

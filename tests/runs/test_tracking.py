@@ -290,6 +290,8 @@ def _records_so_far(file: Path) -> list[Any]:
             place += left
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + length > len(data):
+            break  # its end is not written yet
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part

@@ -19,7 +19,7 @@ KEPT = (
     "name description output_dir run_name seed device threads model.* data.train data.sft data.eval prompt tools tools.* environment "
     "environment.* hub.* report_to tracking.* *.enabled *.max_steps *.epochs *.learning_rate grpo.max_completion_tokens *.batch_size "
     "*.gradient_accumulation_steps *.processes *.logging_steps *.save_steps *.save_total_limit *.gradient_checkpointing "
-    "*.micro_batch_tokens *.eval_every *.samples_every *.engine *.device *.ledger_every grpo.vllm.* sft.source sft.max_length eval.samples "
+    "*.micro_batch_tokens *.eval_every *.samples_every eval.engine *.device *.ledger_every grpo.vllm.* sft.source sft.max_length eval.samples "
     "eval.ks eval.baseline grpo.stop grpo.stop.* grpo.keep_best rewards"
 ).split()
 """Patterns of keys that have no value that is neutral, or that do not change what is learned."""

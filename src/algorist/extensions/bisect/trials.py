@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import Recipe
 from algorist.data import load_problems
-from algorist.errors import AlgoristError, CheckpointError
+from algorist.errors import AlgoristError, CheckpointError, ConfigError
 from algorist.extensions.bisect.suspects import (
     Suspect,
     changed,
@@ -24,9 +25,11 @@ from algorist.extensions.bisect.suspects import (
     other_suspects,
 )
 from algorist.runs.pipeline import run_recipe
+from algorist.store import times
 from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
-from algorist.store.run_log import Display
+from algorist.store.run_log import Display, clock
+from algorist.store.stages import STAGES
 from algorist.types import Problem
 
 BETTER = 3.0
@@ -38,6 +41,8 @@ THIRDS = 3
 SOLVED = 0.9
 """Accuracy from which on there is little to learn."""
 LOOKED = ("rollouts", "evaluation")
+LEVEL = "level.json"
+"""In the folder of a trial: what it reached."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +188,19 @@ class Bisection:
 
     def __post_init__(self) -> None:
         self.recipe = load_run_recipe(self.run, runs="all")
+        if self.recipe.grpo.processes > 1:
+            raise ConfigError(
+                f"{self.run} was trained by {self.recipe.grpo.processes} processes, trials by one; bisect a run of one process"
+            )
         self.level = Level.of(self.run)
 
     def search(self) -> None:
         """Look for the cause; ``cause`` and ``trials`` hold what was found."""
+        took = sum((RunFolder(self.run).read_json(times.FILE) or {}).values())
+        self.display.say(
+            f"each trial takes about as long as the run, {clock(took)}, and there are {self.most} at most; "
+            f"{self.folder} keeps what they reached"
+        )
         try:
             if self.good is not None:
                 together, alone = differences(self.recipe, self.good), []
@@ -275,12 +289,7 @@ class Bisection:
         trial = Attempt(tuple(suspects))
         began = time.monotonic()
         try:
-            recipe = self._recipe(suspects)
-            done = run_recipe(recipe, display=self.display, resume=(recipe.path / "config.yaml").is_file())
-            if done.stopped:
-                self.stopped = True
-                raise Ended
-            level = Level.of(recipe.path)
+            level = self._level(self._recipe(suspects))
             trial.gain, trial.learned = self._gain(suspects, level), level.learned
         except AlgoristError as error:
             trial.why = str(error)
@@ -289,6 +298,21 @@ class Bisection:
         if trial.gain is not None:
             self.display.say(f"  {'better' if trial.better else 'not better'}: {gain_text(trial.gain)}")
         return trial
+
+    def _level(self, recipe: Recipe) -> Level:
+        """Return what a trial reached; once that is kept, its weights go."""
+        folder = RunFolder(recipe.path)
+        if (known := folder.read_json(LEVEL)) is not None:
+            return Level(**known)
+        done = run_recipe(recipe, display=self.display, resume=folder.config.is_file())
+        if done.stopped:
+            self.stopped = True
+            raise Ended
+        level = Level.of(recipe.path)
+        folder.write_json(LEVEL, asdict(level))
+        for stage in STAGES:
+            shutil.rmtree(recipe.path / stage, ignore_errors=True)
+        return level
 
     def _gain(self, suspects: Sequence[Suspect], trial: Level) -> Improvement:
         """Compare a trial with the run; one that trained on half of the held-out problems by the other half."""
