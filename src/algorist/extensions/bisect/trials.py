@@ -300,7 +300,7 @@ class Bisection:
         return trial
 
     def _level(self, recipe: Recipe) -> Level:
-        """Return what a trial reached; once that is kept, its weights go."""
+        """Run a trial and return its level; once that is kept, its weights go."""
         folder = RunFolder(recipe.path)
         if (known := folder.read_json(LEVEL)) is not None:
             return Level(**known)
