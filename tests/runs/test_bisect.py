@@ -17,9 +17,6 @@ from tests.runs.sums import Runs, sums
 
 pytestmark = pytest.mark.long
 STEPS = ["grpo.max_steps=24", "grpo.save_steps=24"]
-PAYS_DIGITS = """def pays(completions, **_):
-    return [sum(c.isdigit() for c in str(text)) / 10 for text in completions]
-"""
 Bisected = Callable[..., dict[str, Any]]
 
 
@@ -55,13 +52,11 @@ def test_what_differs_from_a_run_that_works_is_the_cause(runs: Runs, bisected: B
 
 
 def test_without_one_that_works_lines_are_set_to_what_does_nothing(
-    runs: Runs, bisected: Bisected, verb: Verb, tmp_path: Path
+    runs: Runs, bisected: Bisected, verb: Verb
 ) -> None:
-    (tmp_path / "own.py").write_text(PAYS_DIGITS)
-    reward = f"rewards=[{{name: correct}}, {{name: '{tmp_path / 'own.py'}:pays'}}]"
-    bad = runs("bisect-own", *STEPS, reward)
-    result = bisected(str(bad))
-    assert [line.split(" (")[0].rpartition(":")[2] for line in result["cause"]] == ["pays"], result["cause"]
+    bad = runs("bisect-noise", *STEPS, "rewards=[correct]", "grpo.temperature=3", "grpo.adam_beta2=0.99")
+    result = bisected(str(bad), "--trials", "20")
+    assert result["cause"] == ["grpo.temperature: 3.0 → 1.0"] and result["change"] == ["grpo.temperature=1.0"]
     few = bisected(str(bad), "--trials", "1")
     assert not few["sure"] and len(few["cause"]) > 1
     code, output, _ = verb("bisect", str(bad), "--trials", "1")

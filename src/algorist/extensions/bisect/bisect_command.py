@@ -122,7 +122,7 @@ def _result(bisection: Bisection) -> Bisected:
     rows = [
         {
             "lines": [s.text() for s in t.suspects],
-            "keys": [s.key.removeprefix("rewards.") for s in t.suspects],
+            "keys": [s.short for s in t.suspects],
             "better": t.better,
             "rollouts": _interval(t.gain.rollouts if t.gain else None),
             "evaluation": _interval(t.gain.evaluation if t.gain else None),

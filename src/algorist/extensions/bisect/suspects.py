@@ -53,9 +53,13 @@ class Suspect:
         """Whether it changes the model that GRPO starts from."""
         return self.key.split(".")[0] in ("sft", "model", "prompt", "plugins") or self.key == "data.sft"
 
+    @property
+    def short(self) -> str:
+        """The key alone; of a reward its name, without the folder of its file."""
+        return self.key.removeprefix("rewards.").rpartition("/")[2]
+
     def text(self) -> str:
         """Return the line in force and the other one, in one line."""
-
         now, other = self.now, self.other
         if isinstance(now, dict) and isinstance(other, dict):
             keys = [key for key in {**now, **other} if now.get(key) != other.get(key)]
@@ -71,7 +75,7 @@ class Suspect:
             return text if len(text) <= 60 else f"{text[:57]} …"
 
         if self.key.startswith("rewards."):
-            return f"the reward {self.key.partition('.')[2]} ({'taken out' if self.other is None else f'weight {shown(other)}'}, was {shown(now)})"
+            return f"the reward {self.short} ({'taken out' if self.other is None else f'weight {shown(other)}'}, was {shown(now)})"
         return f"{self.key}: {shown(now)} → {shown(other)}"
 
 

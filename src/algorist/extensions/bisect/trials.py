@@ -131,7 +131,7 @@ class Attempt:
     Attributes:
         suspects: The lines.
         gain: Against the run; None where it could not be done.
-        learned: Whether its accuracy rose.
+        learned: Whether its accuracy rose: a smaller harm looks better, too.
         why: What kept it from being done.
         seconds: Wall time; 0 for one that an earlier call has done.
     """
@@ -145,11 +145,6 @@ class Attempt:
     @property
     def better(self) -> bool:
         return self.gain is not None and self.gain.better
-
-    @property
-    def cured(self) -> bool:
-        """Whether it ended better and learned on the way: a smaller harm looks better, too."""
-        return self.better and self.learned
 
     @property
     def size(self) -> float:
@@ -206,7 +201,11 @@ class Bisection:
                 together, alone = differences(self.recipe, self.good), []
             else:
                 together, alone = neutral_suspects(self.recipe), self._alone()
-            if together and self._try(together).cured:
+            if (
+                together
+                and (whole := self._try(together)).better
+                and (whole.learned or self.good is not None)
+            ):
                 self.cause = self._fewest(together, ())
                 return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
@@ -283,7 +282,7 @@ class Bisection:
         text = (
             " · ".join(s.text() for s in suspects)
             if len(suspects) <= 3
-            else f"{len(suspects)} lines: {', '.join(s.key for s in suspects)}"
+            else f"{len(suspects)} lines: {', '.join(s.short for s in suspects)}"
         )
         self.display.say(f"trial {len(self.trials) + 1} of at most {self.most}: {text}")
         trial = Attempt(tuple(suspects))
