@@ -133,7 +133,8 @@ def _result(bisection: Bisection) -> Bisected:
     ]
     change = [f"{s.key}={one_line_yaml(s.other)}" for s in cause if not s.key.startswith("rewards.")]
     if len(change) < len(cause):
-        rewards = bisection.recipe_with(cause).model_dump(mode="json", exclude_defaults=True)["rewards"]
+        changed = bisection.recipe_with(cause).rewards
+        rewards = [reward.model_dump(mode="json", exclude_defaults=True) for reward in changed]
         change.append(f"rewards={one_line_yaml(rewards)}")
     words = [str(bisection.run / "config.yaml"), *change, f"run_name={bisection.run.name}-changed"]
     following = f"algorist run {shlex.join(words)}"
