@@ -40,7 +40,9 @@ def test_what_differs_from_a_run_that_works_is_the_cause(runs: Runs, bisected: B
     cause = " ".join(result["cause"])
     assert "the reward correct" in cause and "adam_beta2" not in cause and result["sure"], cause
     assert (
-        "rewards=" in result["next"] and "-1" not in result["next"] and f"{bad}/config.yaml" in result["next"]
+        "rewards=" in result["next"]
+        and "weight: -1" not in result["next"]
+        and f"{bad}/config.yaml" in result["next"]
     )
     first = result["trials"][0]
     assert first["better"] and len(first["lines"]) == 4 and first["rollouts"][1] > 0

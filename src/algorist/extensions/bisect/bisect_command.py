@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.cli.arguments import read_recipe
-from algorist.cli.session import import_quietly
+from algorist.cli.session import Stopped, import_quietly
 from algorist.cli.terminal import Line, Result, TerminalDisplay, View, table, verb
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def bisect(
     bisection = Bisection(run, folder, trials, display, good)
     try:
         bisection.search()
+    except KeyboardInterrupt:
+        raise Stopped("stopped; finished trials are kept. Continue: the same command") from None
     finally:
         display.close()
     return _result(bisection)
