@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import translate
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as the command imports
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as the command has it while it imports
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
@@ -49,16 +47,10 @@ _frozen_at = {"modules": 0}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of these folders as slow, and those of long.txt as long."""
-    lines = (Path(__file__).parent / "long.txt").read_text(encoding="utf-8").splitlines()
-    patterns = [
-        re.compile(translate(line.replace("[", "[[]"))) for line in lines if line[:1] not in ("#", "")
-    ]
+    """Mark the tests of these folders as slow."""
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
-        if any(pattern.match(item.nodeid) for pattern in patterns):
-            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)

@@ -14,3 +14,8 @@ def first(number: int, values: Iterable[Any], *, together: bool = False) -> list
         v if n < number else pytest.param(*(v if together else (v,)), marks=pytest.mark.long)
         for n, v in enumerate(values)
     ]
+
+
+def but(values: Iterable[Any], *left_out: Any) -> list[Any]:
+    """Return the values of a parameter; those that are named are for ``make test-long``."""
+    return [pytest.param(v, marks=pytest.mark.long) if v in left_out else v for v in values]

@@ -61,8 +61,7 @@ def cost(
     "changes",
     [
         {"dtype": torch.float32},
-        {"top_p": 0.9, "temperature": 0.7, "min_new_tokens": 3},
-        {"top_k": 5, "min_p": 0.1},
+        *first(0, [{"top_p": 0.9, "temperature": 0.7, "min_new_tokens": 3}, {"top_k": 5, "min_p": 0.1}]),
         {"stop_strings": ("nowhere 1",)},
         {"turns": Echo("nowhere 1")},
     ],

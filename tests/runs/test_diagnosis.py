@@ -292,6 +292,7 @@ def test_a_run_that_collapses_ends_at_its_best_checkpoint(runs: Runs) -> None:
     assert "grpo/final is the best checkpoint" in (run / "training.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, tmp_path: Path) -> None:
     """Here for its model: it solves some of the sums, and none of those whose gold answer is wrong."""
     small = ["eval.batch_size=25", "grpo.max_completion_tokens=32", "sft.enabled=false", *SMALL]

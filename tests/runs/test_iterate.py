@@ -161,6 +161,7 @@ def test_rounds_go_on_where_they_stopped(place: Path, tmp_path: Path) -> None:
         iterate(cut, rounds=1, drawing=FEW)
 
 
+@pytest.mark.long
 def test_an_adapter_is_merged_between_rounds(place: Path, tmp_path: Path) -> None:
     done = iterate(
         recipe(place, tmp_path, "model.lora={rank: 4}", "grpo.enabled=false", "rewards=[]"),

@@ -84,6 +84,7 @@ def test_a_form_whose_prompts_do_not_fit_is_left_out(verb: Any, tmp_path: Path, 
     )  # not that a prompt is too long
 
 
+@pytest.mark.long
 def test_a_teachers_right_completions_are_imitated(verb: Any, tmp_path: Path, runs: Runs) -> None:
     name = write(tmp_path / "taught.csv", sums(60))
     code, _, err = verb("new", name, "--model", "tiny", "--teacher", str(runs.model), *TRIAL)

@@ -164,6 +164,7 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["", "sft/final", "sft/checkpoint-30"])
+@pytest.mark.long
 def test_a_run_or_an_sft_checkpoint_is_looked_at(
     sft_run: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_run_or_an_sft_checkpoint_is_looked_at(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_identical_completions_and_missing_tags_are_diagnosed(
     sft_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,7 +199,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     [
         pytest.param(
             columns, words, id=f"{columns}-{name}",
-            marks=[pytest.mark.long] if columns == 140 else [],
+            marks=[pytest.mark.long] if columns == 140 or name == "watch" else [],
         )
         for columns in (80, 140)
         for name, words in VERBS.items()

@@ -121,6 +121,7 @@ def test_a_run_with_calls_and_an_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_killed_in_a_call_ends_as_one_that_is_not(tmp_path: Path) -> None:
     """With useless groups sampled anew and earlier ones used again: their calls and spans are in the checkpoint."""
 

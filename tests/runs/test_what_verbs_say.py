@@ -18,6 +18,7 @@ from algorist.config.explain import describe, explain, settings_page
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet
+from tests.marks import first
 from tests.warm import PYTHON
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -101,11 +102,15 @@ def test_solve_in_a_terminal_answers_line_by_line(run: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("path", "typed"),
-    [
-        ("/usr/bin:/bin", ".venv/bin/algorist"),
-        (".venv/bin:/usr/bin:/bin", "algorist"),
-        ("other:/usr/bin:/bin", ".venv/bin/algorist"),  # another program of that name
-    ],
+    first(
+        2,
+        [
+            (".venv/bin:/usr/bin:/bin", "algorist"),
+            ("other:/usr/bin:/bin", ".venv/bin/algorist"),  # another program of that name
+            ("/usr/bin:/bin", ".venv/bin/algorist"),
+        ],
+        together=True,
+    ),
 )
 def test_commands_are_shown_as_they_can_be_typed(tmp_path: Path, path: str, typed: str) -> None:
     for folder in (".venv/bin", "other"):
@@ -318,7 +323,7 @@ def test_recipes_show_describes(verb: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--resolved",), ("--describe",)])
+@pytest.mark.parametrize("options", first(2, [(), ("--describe",), ("--resolved",)]))
 def test_what_recipes_show_prints_is_a_recipe(verb: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
     for name in recipe_names():
         more = ('description="a\\n: b # c"',) if name == "quickstart" else ()

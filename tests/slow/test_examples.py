@@ -52,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+@pytest.mark.long
 def test_own_dataset_trains_on_its_problems(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text(encoding="utf-8")
     assert re.findall(r"^(sft|grpo): \d\.\d{3}, 95 % interval .+ n = \d+$", printed, re.MULTILINE) == [

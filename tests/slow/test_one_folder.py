@@ -20,6 +20,7 @@ from algorist.runs.plan import make_plan
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Quiet
 from tests.conftest import Cli
+from tests.marks import first
 from tests.warm import PYTHON
 
 SETTINGS = ["run", "smoke-cpu", "run_name=r", "sft.max_steps=1", "grpo.max_steps=1", "eval.enabled=false"]
@@ -99,7 +100,7 @@ def test_a_run_that_was_finished_meanwhile_is_not_overwritten(tmp_path: Path) ->
     assert seeds(run) == (101, 101)
 
 
-@pytest.mark.parametrize("evaluated", ["eval.enabled=true", "eval.enabled=false"])
+@pytest.mark.parametrize("evaluated", first(1, ["eval.enabled=true", "eval.enabled=false"]))
 def test_a_run_that_failed_in_its_first_batch_begins_again(cli: Cli, tmp_path: Path, evaluated: str) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(BROKEN)

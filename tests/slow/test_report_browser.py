@@ -14,6 +14,7 @@ import pytest
 from algorist.report.build import LivePage, build_overlay, build_report
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
+from tests.marks import first
 from tests.slow.chromium_page import BINARY, Browser
 from tests.unit.report.test_build import make_run
 
@@ -140,8 +141,12 @@ def test_several_runs_fit_the_page(browser: Browser, tmp_path: Path, width: int)
     assert browser.run("document.querySelectorAll('#runs tr').length") == 4
 
 
-@pytest.mark.parametrize("width", [1280, 768, 390])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    first(
+        3, [(390, False), (768, False), (1280, True), (1280, False), (768, True), (390, True)], together=True
+    ),
+)
 def test_widths_and_themes(browser: Browser, report: Path, tmp_path: Path, width: int, dark: bool) -> None:
     browser.run("1")
     browser.problems.clear()

@@ -97,6 +97,7 @@ def sharded(path: Path, config: str, name: str, *more: str) -> str:
     return call(path, "run", "-n", "2", "--launch", config, "smoke-cpu", *given)
 
 
+@pytest.mark.long
 def test_the_run_is_that_of_one_process(folder: Path, config: str) -> None:
     one, two = folder / "runs/one", folder / "runs" / config
     for stage in ("sft", "grpo"):

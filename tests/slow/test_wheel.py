@@ -59,6 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.long
 def test_the_source_distribution_has_what_a_build_needs(wheel: Path) -> None:
     sources = [*wheel.parent.glob("algorist-*.tar.gz")]
     if not sources:

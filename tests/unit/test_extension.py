@@ -178,7 +178,7 @@ def without(parts: list[str], folder: Path, *command: str) -> subprocess.Complet
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "parts", first(2, [PARTS, PARTS[1::2], PARTS[::2]]), ids=["all", "one half", "the other half"]
+    "parts", first(1, [PARTS, PARTS[1::2], PARTS[::2]]), ids=["all", "one half", "the other half"]
 )
 def test_extensions_can_be_deleted(parts: list[str], tmp_path: Path) -> None:
     """SFT, GRPO and evaluations where these folders are not there; where that fails, each alone says which one is to blame."""
@@ -191,7 +191,7 @@ def test_extensions_can_be_deleted(parts: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", sorted({other for _, other in TOGETHER}))
+@pytest.mark.parametrize("part", first(4, sorted({other for _, other in TOGETHER})))
 def test_an_extension_that_others_build_on_can_be_deleted_alone(part: str, tmp_path: Path) -> None:
     done = without([part], tmp_path, "-c", NAMES)
     assert done.returncode == 0, done.stderr[-2000:]

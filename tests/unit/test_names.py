@@ -211,16 +211,6 @@ def test_every_line_that_a_mutation_or_a_missing_cure_changes_is_there_once() ->
     assert not gone, "\n".join(gone)
 
 
-def test_every_test_that_is_left_out_of_ci_is_there() -> None:
-    for line in (TESTS.parent / "tests/long.txt").read_text(encoding="utf-8").splitlines():
-        if line[:1] not in ("#", ""):
-            file, _, name = line.partition("::")
-            function = re.match(r"\w+", name)
-            assert function and f"def {function[0]}(" in (TESTS.parent / file).read_text(encoding="utf-8"), (
-                line
-            )
-
-
 def test_recorded_runs_name_no_place_of_the_machine_that_made_them() -> None:
     place = re.compile(rb"/(?:home|root|work|dev|tmp|Users)/")
     for file in (TESTS / "data/runs").glob("*.zip"):

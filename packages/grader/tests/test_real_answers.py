@@ -14,6 +14,8 @@ from algorist_grader import extract, grade, grade_many, why_unreadable
 from algorist_grader.markers import find_boxes, is_denied, outermost
 from benchmarks.golds import datasets, golds, rows
 
+LARGE = {"college math", "math train"}
+"""Datasets whose answers take long: for ``make test-long``."""
 # Neighbours that are equal though written differently: (gold, next gold).
 EQUAL_NEIGHBOURS = {
     "math test": {("\\frac{3}{4}", "\\frac34"), ("120^\\circ", "120"), ("7\\%", "7")},
@@ -26,7 +28,9 @@ EQUAL_NEIGHBOURS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", datasets())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in datasets()]
+)
 def test_gold_against_itself_and_the_next(shared_data: Path, name: str) -> None:
     found = golds(name)
     assert len(found) >= 30

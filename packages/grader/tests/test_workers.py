@@ -97,6 +97,7 @@ def test_the_grade_says_which_limit_it_was() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_busy_pool_grows_instead_of_waiting(verify: Pool) -> None:
     with ThreadPoolExecutor(3) as threads:
         hanging = [threads.submit(verify.ask, HANGS, "3") for _ in range(3)]

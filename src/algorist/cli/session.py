@@ -54,15 +54,15 @@ def import_quietly(module: str, say: Callable[[str], None] | None = None) -> Non
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if module not in sys.modules:
         # PEFT imports bitsandbytes, which compiles functions at once: that would load torch's compiler, two seconds or more.
-        compiled = os.environ.get(_NO_COMPILER)
-        os.environ[_NO_COMPILER] = "1"
+        unset = _NO_COMPILER not in os.environ
+        os.environ.setdefault(_NO_COMPILER, "1")
         gc.disable()
         try:
             importlib.import_module(module)
         finally:
             gc.enable()
-            del os.environ[_NO_COMPILER]
-            os.environ.update({_NO_COMPILER: compiled} if compiled is not None else {})
+            if unset:
+                del os.environ[_NO_COMPILER]
         gc.freeze()
         atexit.register(_unfreeze)
     from transformers.utils import logging as transformers_logging

@@ -70,6 +70,7 @@ def as_trl(entry: Any, row: dict[str, Any], text: str) -> tuple[str | None, list
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_trls_class_is_run_as_trl_runs_it() -> None:
     """Prompt, replies and rewards of 500 completions are those of the class itself, called in TRL's order."""
     form, entry = form_of(f"{EXAMPLE}:GuessNumber"), import_file(EXAMPLE).GuessNumber

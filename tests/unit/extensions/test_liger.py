@@ -27,7 +27,6 @@ from algorist.rollouts.native.weights import why_no_decoder
 from algorist.training.batch import Batch
 from algorist.training.distributed import shard
 from algorist.training.log_probs import LogProbs, packed_log_probs
-from tests.marks import first
 from tests.tiny import QUESTIONS, TOKENIZER
 
 CPU, TINY = torch.device("cpu"), {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1}
@@ -88,8 +87,9 @@ def fused_modules(model: Any) -> int:
     )
 
 
-@pytest.mark.parametrize("checkpointed", first(1, [False, True]), ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("adapter", first(1, [False, True]), ids=["full", "adapter"])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "adapter"])
+@pytest.mark.long
 def test_log_probs_and_gradients_are_the_models_own(adapter: bool, checkpointed: bool) -> None:
     found = []
     for fused in (False, True):

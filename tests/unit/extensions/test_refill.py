@@ -163,6 +163,7 @@ def test_groups_of_equal_rewards_count_as_useful_where_they_teach(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_without_any_signal_it_ends_at_the_limits(tmp_path: Path) -> None:
     _, batches = train(tmp_path / "a", rewards=rewards_of(never), resample={"max_share": 2.5}, max_steps=1)
     assert len(batches[0][1]) == 2 + 5

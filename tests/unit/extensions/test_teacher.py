@@ -28,6 +28,7 @@ from algorist.runs.draft import Draft
 from algorist.runs.plan import make_plan
 from algorist.training.extension import Extensions
 from algorist.training.objective import rows_to_compute
+from tests.marks import first
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of, rewards_of
 from tests.unit.preflight.test_memory_advice import SHAPES, numina
 
@@ -308,7 +309,7 @@ def test_groups_of_equal_rewards_are_computed(tmp_path: Path, loss: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["sampled", "full", "top_k"])
+@pytest.mark.parametrize("loss", first(1, ["full", "sampled", "top_k"]))
 def test_a_continued_run_is_the_uninterrupted_one(tmp_path: Path, loss: str) -> None:
     """From every checkpoint, also in the middle of a rollout batch that feeds two steps; reward and teacher together."""
     from tests.runs.test_checkpoint import _restart, checkpoints, cut_back, run, same

@@ -19,6 +19,7 @@ from algorist.extensions.full_python import FullPython
 from algorist.extensions.full_python.worker import prepare
 from algorist.extensions.toolbox.base import Output, ToolLimits
 from algorist.extensions.toolbox.python import Python
+from tests.marks import but
 
 pytest.importorskip("pydantic_monty")
 SNIPPETS = json.loads((Path(__file__).parents[2] / "data" / "tool_snippets.json").read_text())
@@ -165,7 +166,7 @@ def test_full_python_is_confined_by_the_system(code: str, error: str, trap: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SNIPPETS["hostile"])
+@pytest.mark.parametrize("kind", but(SNIPPETS["hostile"], "time"))
 def test_hostile_code_gets_nowhere_in_full_python(kind: str, trap: Any) -> None:
     python = confined(seconds=0.6, memory_mb=64, output_characters=500)
     for snippet in SNIPPETS["hostile"][kind][::3]:  # all of them: 102 seconds, seen to hold
@@ -183,6 +184,7 @@ def test_full_python_is_refused_where_nothing_confines_it(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_calls() -> None:
     python = Python(ToolLimits())
     python.check()

@@ -62,9 +62,14 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def pairs() -> list[Any]:
-    """Each family on each engine that covers it."""
+    """Each family on each engine that covers it; two that differ little from others are for ``make test-long``."""
     return [
-        pytest.param(family, engine, id=f"{family}-{engine}")
+        pytest.param(
+            family,
+            engine,
+            id=f"{family}-{engine}",
+            marks=[pytest.mark.long] if engine in ("module", "transformers") else [],
+        )
         for family, (_, _, _, covered) in FAMILIES.items()
         for engine in ENGINES
         if covered or engine not in BY_HAND
@@ -92,7 +97,7 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", first(1, ["graph", "decoder"]))
-@pytest.mark.parametrize("family", NEWER)
+@pytest.mark.parametrize("family", first(4, NEWER))
 def test_greedy_tokens_stay_equal_over_long_completions(family: str, engine: str) -> None:
     """64 rows of 200 tokens, 25 times as long as the window of those that have one."""
     prompts = prompts_of()

@@ -25,6 +25,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.store.read import query
 from algorist.training import step
 from algorist.training.faults import MAX_BAD_STEPS, FiniteSteps, memory_advice
+from tests.marks import first
 from tests.runs.test_checkpoint import run
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of
 from tests.warm import PYTHON
@@ -130,7 +131,7 @@ LITTLE_MEMORY = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
+@pytest.mark.parametrize("kind", first(1, ["grpo", "sft"]))
 def test_out_of_memory_is_the_same_mathematics_in_smaller_parts(kind: str, tmp_path: Path) -> None:
     """The kernel refuses memory (RLIMIT_AS) in the middle of a window of two micro-batches; parts that know of it are small at once."""
     told, ends = {}, {}
@@ -178,6 +179,7 @@ def test_the_engine_gives_its_memory_back_before_parts_get_smaller(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_runs_out_of_memory_does_its_share_again_while_the_other_waits(tmp_path: Path) -> None:
     """Two gloo processes; the second has too little memory for its half of the step. The update is that of one process."""
     with socket.socket() as probe:

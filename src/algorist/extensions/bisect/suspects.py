@@ -23,8 +23,8 @@ KEPT = (
     "eval.ks eval.baseline grpo.stop grpo.stop.* grpo.keep_best rewards"
 ).split()
 """Patterns of keys that have no value that is neutral, or that do not change what is learned."""
-OF_A_NAME = "name description output_dir run_name hub.* report_to tracking.* rewards".split()
-"""Patterns of keys that are those of one run alone; rewards are lines of their own."""
+OF_ONE_RUN = "name description output_dir run_name device threads hub.* report_to tracking.* rewards".split()
+"""Patterns of keys that are a run's own or its machine's; rewards are lines of their own."""
 DATA = ("train", "sft", "eval")
 FILTERS = "limit numeric_answers_only correct_only pass_rate max_prompt_percentile max_prompt_tokens".split()
 CORRECT = "correct"
@@ -127,7 +127,7 @@ def other_suspects(recipe: Recipe, *, demonstrated: bool) -> list[Suspect]:
 def differences(recipe: Recipe, good: Recipe) -> list[Suspect]:
     """Return the lines that differ from a recipe that works; all of them can be changed together."""
     values, others = recipe.model_dump(mode="json"), good.model_dump(mode="json")
-    lines = [Suspect(*line) for line in _lines(values, others) if not _fits(line[0], OF_A_NAME)]
+    lines = [Suspect(*line) for line in _lines(values, others) if not _fits(line[0], OF_ONE_RUN)]
     lines = [s for s in lines if s.now != s.other]
     lines += list(_rewards(values["rewards"], others["rewards"]))
     return _together(values, lines)

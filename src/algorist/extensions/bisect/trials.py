@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from algorist.config.load import load_run_recipe
 from algorist.config.schema import Recipe
+from algorist.config.yaml_text import one_line_yaml
 from algorist.data import load_problems
+from algorist.diagnosis.signals import Moments, ends, pooled, read_signals, z_score
 from algorist.errors import AlgoristError, CheckpointError, ConfigError
+from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
+from algorist.evaluation.compare import compare
+from algorist.evaluation.estimators import Interval
 from algorist.extensions.bisect.suspects import (
     Suspect,
     changed,
@@ -26,130 +30,103 @@ from algorist.extensions.bisect.suspects import (
 )
 from algorist.runs.pipeline import run_recipe
 from algorist.store import times
-from algorist.store.read import query
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Display, clock
-from algorist.store.stages import STAGES
+from algorist.store.stages import LAST_FIRST, STAGES
 from algorist.types import Problem
 
 BETTER = 3.0
-"""Standard errors from which on a trial ended better: of a dozen trials of a run without a cause 1 in 60 does by chance."""
+"""Standard errors from which on a trial ended better."""
+P_BETTER = math.erfc(BETTER / math.sqrt(2))
+"""The same as a p-value of McNemar's test: 0.0027."""
 MOST = 0.7
 """Part of the gain of all lines together that fewer lines must reach to be taken for them."""
-THIRDS = 3
-"""Levels of GRPO are those of its first and its last third."""
 SOLVED = 0.9
 """Accuracy from which on there is little to learn."""
-LOOKED = ("rollouts", "evaluation")
-LEVEL = "level.json"
-"""In the folder of a trial: what it reached."""
+LEAST_VARIANCE = 0.01
+"""Of the accuracy between groups, so that a few equal ones do not look certain."""
+METRIC = "greedy_accuracy"
+FEWEST = 50
+"""Held-out problems to train on, at least."""
 
 
 @dataclass(frozen=True)
-class Level:
-    """Share of right completions of each problem: in the first and last third of GRPO's rollouts, and in the last stage's evaluation."""
+class RunEnd:
+    """What a run reached: its last evaluation, and the accuracy of GRPO's rollouts in the first and the last window of steps."""
 
-    first: dict[str, float]
-    rollouts: dict[str, float]
-    evaluation: dict[str, float]
+    evaluation: Artifact | None
+    first: Moments
+    last: Moments
+
+    @classmethod
+    def of(cls, run: Path) -> RunEnd:
+        """Read a run.
+
+        Raises:
+            CheckpointError: It has neither an evaluation nor rollouts of six steps.
+        """
+        names = artifact_names(run / "eval")
+        stage = next((name for name in LAST_FIRST if name in names), None)
+        windows = [pooled(part, lambda b: b.accuracy) for part in ends(read_signals(run).batches)]
+        if stage is None and not windows[0].n:
+            raise CheckpointError(
+                f"{run} has neither an evaluation nor rollouts of six steps of GRPO; nothing can be compared"
+            )
+        return cls(read_artifact(run / "eval", stage) if stage else None, *windows)
 
     @property
     def learned(self) -> bool:
         """Whether the accuracy rose during GRPO, or hardly could."""
-        rise = _difference(self.first, self.rollouts)
-        return not rise or rise[0] >= BETTER * rise[1] or float(np.mean([*self.rollouts.values()])) >= SOLVED
-
-    @classmethod
-    def of(cls, run: Path) -> Level:
-        """Read a run.
-
-        Raises:
-            CheckpointError: It holds neither.
-        """
-        last = query(run, "SELECT max(step) AS step FROM rollouts WHERE stage = 'grpo'")[0]["step"] or 0
-        window = (
-            "SELECT problem_id, avg(correct::INT) AS level FROM rollouts WHERE stage = 'grpo' AND step BETWEEN ? AND ? "
-            "GROUP BY problem_id"
-        )
-        first, rows = (
-            query(run, window, ends) for ends in ([0, last / THIRDS], [last - last / THIRDS, last])
-        )
-        stages = (
-            "SELECT evaluation FROM samples WHERE evaluation IN ('sft', 'grpo') ORDER BY evaluation LIMIT 1"
-        )
-        seen = query(
-            run,
-            f"SELECT problem_id, avg(correct::INT) AS level FROM samples WHERE evaluation = ({stages}) GROUP BY problem_id",
-        )
-        if not rows and not seen:
-            raise CheckpointError(
-                f"{run} has neither rollouts of GRPO nor an evaluation; nothing can be compared yet"
-            )
-        return cls(
-            *({str(row["problem_id"]): float(row["level"]) for row in part} for part in (first, rows, seen))
-        )
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """Difference of a trial's end from the run's: (difference, standard error) of rollouts and of the evaluation; None where one lacks it."""
-
-    rollouts: tuple[float, float] | None
-    evaluation: tuple[float, float] | None
-
-    @classmethod
-    def between(cls, run: Level, trial: Level) -> Improvement:
-        return cls(_difference(run.rollouts, trial.rollouts), _difference(run.evaluation, trial.evaluation))
-
-    @property
-    def deciding(self) -> tuple[float, float] | None:
-        """The difference that counts: of held-out problems where they were evaluated, for those of training can be learned by heart."""
-        return self.evaluation or self.rollouts
-
-    @property
-    def better(self) -> bool:
-        return self.deciding is not None and self.deciding[0] >= BETTER * self.deciding[1]
-
-
-def _difference(before: dict[str, float], after: dict[str, float]) -> tuple[float, float] | None:
-    """Return mean difference and standard error: over the same problems where they are the same, else of independent ones."""
-    if not before or not after:
-        return None
-    a, b = np.array([*before.values()]), np.array([*after.values()])
-    if before.keys() == after.keys():
-        difference = np.array([after[key] - before[key] for key in before])
-        value, variance = difference.mean(), difference.var() / len(difference)
-    else:
-        value, variance = b.mean() - a.mean(), a.var() / len(a) + b.var() / len(b)
-    return float(value), float(np.sqrt(variance + 1 / (2 * min(len(a), len(b))) ** 2))
+        rise = z_score(self.first, self.last, least_variance=LEAST_VARIANCE)
+        return not self.last.n or rise >= BETTER or self.last.mean >= SOLVED
 
 
 @dataclass
-class Attempt:
-    """The run with other values in some lines.
+class BisectionTrial:
+    """The run with other values in some lines, against the run.
 
     Attributes:
         suspects: The lines.
-        gain: Against the run; None where it could not be done.
+        held_out: Paired difference of the last evaluations' greedy accuracy; None without them.
+        p_value: McNemar's, of the same.
+        rollouts: Difference of the rollouts' accuracy in the last window, and the same in standard errors; None of other problems.
         learned: Whether its accuracy rose: a smaller harm looks better, too.
         why: What kept it from being done.
-        seconds: Wall time; 0 for one that an earlier call has done.
+        seconds: Wall time; about 0 for one that an earlier call has done.
     """
 
     suspects: tuple[Suspect, ...]
-    gain: Improvement | None = None
+    held_out: Interval | None = None
+    p_value: float | None = None
+    rollouts: tuple[float, float] | None = None
     learned: bool = False
     why: str = ""
     seconds: float = 0.0
 
     @property
-    def better(self) -> bool:
-        return self.gain is not None and self.gain.better
-
-    @property
     def size(self) -> float:
-        """The difference that counts where it is beyond chance, else 0."""
-        return self.gain.deciding[0] if self.gain and self.gain.better and self.gain.deciding else 0.0
+        """How much better it ended, 0 where that may be chance; held-out problems decide, for those of training can be learned by heart."""
+        if self.held_out is not None and self.p_value is not None:
+            return max(0.0, self.held_out.value) if self.p_value <= P_BETTER else 0.0
+        value, errors = self.rollouts or (0.0, 0.0)
+        return value if errors >= BETTER else 0.0
+
+    def compare(self, run: RunEnd, trial: RunEnd, lent: set[str]) -> None:
+        """Compare its end with the run's; problems that are ``lent`` were trained on, and its rollouts are of other problems then."""
+        if run.evaluation and trial.evaluation:
+            one, other = (_without(a, lent) for a in (run.evaluation, trial.evaluation))
+            comparison = compare(one, other)
+            self.held_out, self.p_value = comparison.differences[METRIC], comparison.p_value
+        if run.last.n and trial.last.n and not lent:
+            errors = z_score(run.last, trial.last, least_variance=LEAST_VARIANCE)
+            self.rollouts = trial.last.mean - run.last.mean, errors
+        self.learned = trial.learned
+
+    def text(self) -> str:
+        """Return the differences in points, or why there are none."""
+        held_out = self.held_out.text(METRIC, signed=True).replace(" points", "") if self.held_out else ""
+        rollouts = f"rollouts {100 * self.rollouts[0]:+.1f}" if self.rollouts else ""
+        return self.why or ", ".join(filter(None, (held_out and f"held out {held_out}", rollouts)))
 
 
 class Ended(Exception):
@@ -166,6 +143,10 @@ class Bisection:
         most: Trials at most.
         display: Shows the trials.
         good: A recipe that works, if one is known.
+
+    Raises:
+        CheckpointError: The run is not finished, or nothing of it can be compared.
+        ConfigError: It was trained by several processes.
     """
 
     run: Path
@@ -173,11 +154,11 @@ class Bisection:
     most: int
     display: Display
     good: Recipe | None = None
-    trials: list[Attempt] = field(default_factory=list)
+    trials: list[BisectionTrial] = field(default_factory=list)
     cause: tuple[Suspect, ...] = ()
     stopped: bool = False
     recipe: Recipe = field(init=False)
-    level: Level = field(init=False)
+    end: RunEnd = field(init=False)
     _lent: set[str] = field(default_factory=set)
     """Ids of the held-out problems that a trial trains on."""
 
@@ -187,7 +168,11 @@ class Bisection:
             raise ConfigError(
                 f"{self.run} was trained by {self.recipe.grpo.processes} processes, trials by one; bisect a run of one process"
             )
-        self.level = Level.of(self.run)
+        if not _is_finished(self.recipe, self.run):
+            raise CheckpointError(
+                f"{self.run} is not finished, and trials are: continue it first (algorist run … --resume)"
+            )
+        self.end = RunEnd.of(self.run)
 
     def search(self) -> None:
         """Look for the cause; ``cause`` and ``trials`` hold what was found."""
@@ -196,70 +181,52 @@ class Bisection:
             f"each trial takes about as long as the run, {clock(took)}, and there are {self.most} at most; "
             f"{self.folder} keeps what they reached"
         )
+        alone: list[Suspect] = []
+        if self.good is not None:
+            together = differences(self.recipe, self.good)
+        else:
+            together, alone = neutral_suspects(self.recipe), self._alone()
         try:
-            if self.good is not None:
-                together, alone = differences(self.recipe, self.good), []
-            else:
-                together, alone = neutral_suspects(self.recipe), self._alone()
-            if (
-                together
-                and (whole := self._try(together)).better
-                and (whole.learned or self.good is not None)
-            ):
+            if together and (whole := self._try(together)).size and (whole.learned or self.good is not None):
                 self.cause = self._fewest(together, ())
                 return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
             best = max(tried, key=lambda t: t.size, default=None)
-            if best is not None and best.better:
+            if best is not None and best.size:
                 self.cause = self._fewest(best.suspects, ())
         except Ended:
             pass
 
-    def best(self) -> Attempt | None:
-        """Return the trial of the fewest lines that ended better."""
-        return min((t for t in self.trials if t.better), key=lambda t: len(t.suspects), default=None)
+    def best(self) -> BisectionTrial | None:
+        """Return the trial of the cause; where none is known yet, the one of fewest lines that ended better."""
+        if self.cause:
+            return self._trial_of(self.cause)
+        better = [t for t in self.trials if t.size]
+        return min(better, key=lambda t: (len(t.suspects), -t.size), default=None)
 
-    def trial_of(self, suspects: Sequence[Suspect]) -> Attempt | None:
+    def _trial_of(self, suspects: Sequence[Suspect]) -> BisectionTrial | None:
         names = _names(suspects)
         return next((t for t in self.trials if _names(t.suspects) == names), None)
 
     def _alone(self) -> list[Suspect]:
-        """Return the lines that are tried one by one, those of the data among them."""
+        """Return the lines that are tried one by one; the last is to train on half of the held-out problems."""
         train = load_problems(self.recipe.data.train)
         suspects = other_suspects(self.recipe, demonstrated=all(p.solution for p in train[:100]))
-        if self.recipe.eval.enabled:
-            suspects += self._data(train, load_problems(self.recipe.data.eval))
+        if self.end.evaluation and self.recipe.grpo.enabled:
+            seen = {row["problem_id"] for row in self.end.evaluation.samples}
+            half = [p for p in load_problems(self.recipe.data.eval) if p.id in seen][::2]
+            if len(half) >= FEWEST:
+                self._lent = {p.id for p in half}
+                now = self.recipe.data.train.model_dump(mode="json")
+                suspects.append(Suspect("data.train", now, self._dataset(half)))
         return suspects
 
-    def _data(self, train: Sequence[Problem], held_out: Sequence[Problem]) -> list[Suspect]:
-        """Return trials that train on half of the held-out problems, or evaluate on training problems."""
-        values = self.recipe.model_dump(mode="json")["data"]
-        seen = self.level.evaluation
-        half = [p for p in held_out if p.id in seen][::2]
-        suspects = []
-        if len(half) >= 50 and self.recipe.grpo.enabled:
-            self._lent = {p.id for p in half}
-            suspects.append(Suspect("data.train", values["train"], self._rows("held-out", half)))
-        if len(train) >= 200:
-            suspects.append(Suspect("data.eval", values["eval"], self._rows("training", train[-100:])))
-        return suspects
-
-    def _rows(self, name: str, problems: Sequence[Problem]) -> dict[str, Any]:
+    def _dataset(self, problems: Sequence[Problem]) -> dict[str, Any]:
         """Write problems to a file and return the dataset."""
-        rows = [
-            {
-                "id": p.id,
-                "question": p.question,
-                "answer": p.answer,
-                "solution": p.solution or "",
-                **({"checker": p.extra["checker"]} if p.extra.get("checker") else {}),
-            }
-            for p in problems
-        ]
-        RunFolder(self.folder).write_text(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        path = str((self.folder / f"{name}.jsonl").absolute())
-        return {"name": "local", "path": path, "split": "train"}
+        rows = (json.dumps({**p.columns(), "id": p.id}, default=str) for p in problems)
+        RunFolder(self.folder).write_text("held-out.jsonl", "\n".join(rows) + "\n")
+        return {"name": "local", "path": str((self.folder / "held-out.jsonl").absolute()), "split": "train"}
 
     def _fewest(self, suspects: Sequence[Suspect], beside: Sequence[Suspect]) -> tuple[Suspect, ...]:
         """Return the fewest of the suspects that, with those beside them, reach most of what all do (delta debugging, Zeller 1999)."""
@@ -273,89 +240,71 @@ class Bisection:
         first = self._fewest(left, (*beside, *right))
         return first + self._fewest(right, (*beside, *first))
 
-    def _try(self, suspects: Sequence[Suspect]) -> Attempt:
+    def _try(self, suspects: Sequence[Suspect]) -> BisectionTrial:
         """Do a trial, or return the one that was done."""
-        if (known := self.trial_of(suspects)) is not None:
+        if (known := self._trial_of(suspects)) is not None:
             return known
         if len(self.trials) >= self.most:
             raise Ended
-        text = (
-            " · ".join(s.text() for s in suspects)
-            if len(suspects) <= 3
-            else f"{len(suspects)} lines: {', '.join(s.short for s in suspects)}"
-        )
-        self.display.say(f"trial {len(self.trials) + 1} of at most {self.most}: {text}")
-        trial = Attempt(tuple(suspects))
-        began = time.monotonic()
+        texts = [s.text() for s in suspects] if len(suspects) <= 3 else [s.short for s in suspects]
+        count = f"{len(suspects)} line{'s' if len(suspects) > 1 else ''}"
+        self.display.say(f"trial {len(self.trials) + 1} of at most {self.most}, {count}: {' · '.join(texts)}")
+        trial, began = BisectionTrial(tuple(suspects)), time.monotonic()
+        lent = self._lent if self.good is None and any(s.key == "data.train" for s in suspects) else set()
         try:
-            level = self._level(self._recipe(suspects))
-            trial.gain, trial.learned = self._gain(suspects, level), level.learned
+            trial.compare(self.end, self._run(self._recipe(suspects)), lent)
         except AlgoristError as error:
             trial.why = str(error)
         trial.seconds = time.monotonic() - began
         self.trials.append(trial)
-        if trial.gain is not None:
-            self.display.say(f"  {'better' if trial.better else 'not better'}: {gain_text(trial.gain)}")
+        self.display.say(f"  {'better' if trial.size else 'not better'}: {trial.text()}")
         return trial
 
-    def _level(self, recipe: Recipe) -> Level:
-        """Run a trial and return its level; once that is kept, its weights go."""
-        folder = RunFolder(recipe.path)
-        if (known := folder.read_json(LEVEL)) is not None:
-            return Level(**known)
-        done = run_recipe(recipe, display=self.display, resume=folder.config.is_file())
-        if done.stopped:
-            self.stopped = True
-            raise Ended
-        level = Level.of(recipe.path)
-        folder.write_json(LEVEL, asdict(level))
-        for stage in STAGES:
-            shutil.rmtree(recipe.path / stage, ignore_errors=True)
-        return level
+    def _run(self, recipe: Recipe) -> RunEnd:
+        """Run a trial and return its end; its weights go."""
+        if not _is_finished(recipe, recipe.path):
+            resume = (recipe.path / "config.yaml").is_file()
+            if run_recipe(recipe, display=self.display, resume=resume).stopped:
+                self.stopped = True
+                raise Ended
+            for stage in STAGES:
+                shutil.rmtree(recipe.path / stage, ignore_errors=True)
+        return RunEnd.of(recipe.path)
 
-    def _gain(self, suspects: Sequence[Suspect], trial: Level) -> Improvement:
-        """Compare a trial with the run; one that trained on half of the held-out problems by the other half."""
+    def words(self, suspects: Sequence[Suspect]) -> list[str]:
+        """Return the words that change the lines; none for held-out problems, which are not to be trained on."""
         if self.good is None and any(s.key == "data.train" for s in suspects):
-            before, after = (
-                {k: v for k, v in level.evaluation.items() if k not in self._lent}
-                for level in (self.level, trial)
-            )
-            return Improvement(None, _difference(before, after))
-        return Improvement.between(self.level, trial)
-
-    def recipe_with(self, suspects: Sequence[Suspect]) -> Recipe:
-        """Return the run's recipe with the other value of each suspect."""
-        return changed(self.recipe.model_dump(mode="json"), suspects)
+            return []
+        words = [f"{s.key}={one_line_yaml(s.other)}" for s in suspects if not s.key.startswith("rewards.")]
+        if len(words) < len(suspects):
+            rewards = changed(self.recipe.model_dump(mode="json"), suspects).rewards
+            shown = [reward.model_dump(mode="json", exclude_defaults=True) for reward in rewards]
+            words.append(f"rewards={one_line_yaml(shown)}")
+        return words
 
     def _recipe(self, suspects: Sequence[Suspect]) -> Recipe:
         """Return the recipe of a trial; where no line changes the start of GRPO, it begins with the run's finished SFT."""
-        recipe = self.recipe_with(suspects)
+        recipe = changed(self.recipe.model_dump(mode="json"), suspects)
         digest = hashlib.sha256("".join(sorted(_names(suspects))).encode()).hexdigest()
         update: dict[str, Any] = {"output_dir": str(self.folder), "run_name": f"trial-{digest[:10]}"}
-        start = self.run / "sft" / "final"
-        if (
-            recipe.sft.enabled
-            and recipe.grpo.enabled
-            and start.is_dir()
-            and not any(s.of_start for s in suspects)
-        ):
+        start, both = self.run / "sft" / "final", recipe.sft.enabled and recipe.grpo.enabled
+        if both and start.is_dir() and not any(s.of_start for s in suspects):
             update["sft"] = recipe.sft.model_copy(update={"enabled": False})
             update["model"] = recipe.model.model_copy(update={"name": str(start.absolute())})
         return recipe.model_copy(update=update)
+
+
+def _is_finished(recipe: Recipe, run: Path) -> bool:
+    last = next((stage for stage in LAST_FIRST if getattr(recipe, stage).enabled), LAST_FIRST[0])
+    return RunFolder(run).is_finished(f"eval-{last}" if recipe.eval.enabled else last)
 
 
 def _names(suspects: Sequence[Suspect]) -> set[str]:
     return {json.dumps((s.key, s.other), default=str, sort_keys=True) for s in suspects}
 
 
-def gain_text(gain: Improvement) -> str:
-    """Return both differences in points, with 95 % intervals."""
-    pairs = zip(LOOKED, (gain.rollouts, gain.evaluation), strict=True)
-    return ", ".join(
-        f"{name} {100 * pair[0]:+.1f} points [{100 * (pair[0] - 1.96 * pair[1]):+.1f}, {100 * (pair[0] + 1.96 * pair[1]):+.1f}]"
-        for name, pair in pairs
-        if pair is not None
-    )
+def _without(artifact: Artifact, problems: set[str]) -> Artifact:
+    return replace(artifact, samples=[row for row in artifact.samples if row["problem_id"] not in problems])
 
 
 def _halves(suspects: Sequence[Suspect]) -> tuple[Sequence[Suspect], Sequence[Suspect]]:
