@@ -92,7 +92,7 @@ def test_every_verb_prints_one_object_with_its_keys(verb: Any, tmp_path: Path) -
     )
     rows = [{"question": f"pear {n}?", "answer": "3", "solution": "pear."} for n in range(32)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    taught = ("sft.max_steps=80", "sft.learning_rate=5e-3", "sft.save_steps=100", "grpo.max_steps=1")
+    taught = ("sft.max_steps=80", "sft.learning_rate=5e-3", "sft.save_steps=100", "grpo.max_steps=6")
     code, _, err = verb("run", "smoke-cpu", *RECIPE[:2], *DATA, *taught, "run_name=first")
     assert code == 0, err
     assert verb("eval", "runs/first", "--out", "e", "--name", "own", "--limit", "4")[0] == 0

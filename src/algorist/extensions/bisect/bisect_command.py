@@ -22,10 +22,10 @@ class Bisected(Result):
     """The lines that make the difference, and all trials."""
 
     cause: Annotated[list[str], "lines: value → other"]
-    sure: Annotated[bool, "whether fewer do not do"]
+    sure: Annotated[bool, "fewer do not do"]
     change: Annotated[list[str], "key=value"]
     trials: Annotated[
-        list[dict[str, Any]], "lines, keys, better, held_out (value, low, high), rollouts, seconds, why"
+        list[dict[str, Any]], "lines, keys, better, held_out, rollouts, seconds, why"
     ]
     stopped: bool
     next: Annotated[str, "command"]

@@ -52,7 +52,7 @@ FEWEST = 50
 
 @dataclass(frozen=True)
 class RunEnd:
-    """What a run reached: its last evaluation, and the accuracy of GRPO's rollouts in the first and the last window of steps."""
+    """Hold what a run reached: its last evaluation, and the accuracy of GRPO's rollouts in the first and the last window of steps."""
 
     evaluation: Artifact | None
     first: Moments
@@ -105,7 +105,7 @@ class BisectionTrial:
 
     @property
     def size(self) -> float:
-        """How much better it ended, 0 where that may be chance; held-out problems decide, for those of training can be learned by heart."""
+        """Return the gain at the end, 0 where that may be chance; held-out problems decide: others can be known by heart."""
         if self.held_out is not None and self.p_value is not None:
             return max(0.0, self.held_out.value) if self.p_value <= P_BETTER else 0.0
         value, errors = self.rollouts or (0.0, 0.0)
