@@ -131,8 +131,10 @@ def _data_of(f: Facts) -> dict[str, str]:
 
 @fact("accuracy {}")
 def held_out_apart(f: Facts) -> str | None:
-    """Compare what was learned with the evaluation after it, where training problems were solved from the start or are the harder ones."""
+    """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start or are the harder ones."""
     first, last = ends(f.signals.batches)
+    if f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1:
+        return f"before GRPO: {f['held_out_before']} on held-out problems, {f['first_rollouts']} on training ones"
     if f.signals.run is None or not first:
         return None
     before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))

@@ -14,6 +14,10 @@ from algorist.config import schema  # noqa: F401 (with it the extensions are reg
 from algorist.declared import registered
 from algorist.diagnosis.course import APART, FELL_TO, HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, SOLVED, rises  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.demonstrations import BY_HEART, CUT, EARLIER, PASSES, UNSOLVED, learned_by_heart  # noqa: F401 (of rules.yaml)
+from algorist.diagnosis.evaluations import (  # noqa: F401 (of rules.yaml)
+    AHEAD, CUT_MORE, FAR_BELOW, FEW_BATCHES, LOST, MOSTLY_WORDS, NOTHING, OFTEN, evaluation_cut, few_batches, held_out_falls, problems_by_heart,
+    prompt_changed, sampled_too_hot, wrong_not_compared,
+)  # fmt: skip
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.signals import MIN_GROUPS
@@ -382,6 +386,7 @@ SAYS: dict[str, Callable[[Facts], str]] = {
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "takes_too_long": lambda f: f["evening"],
+    "prompt_changed": lambda f: {f"prompt.{key}": value for key, value in f["asked_otherwise"].items()},
     "stop_string_cuts": lambda f: (
         {key: [] for key in ("grpo.stop_strings", "eval.stop_strings") if f.settings.get(key)}
     ),

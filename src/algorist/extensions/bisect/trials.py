@@ -8,14 +8,16 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from algorist.config.load import load_run_recipe
+from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.schema import Recipe
 from algorist.config.yaml_text import one_line_yaml
 from algorist.data import load_problems
+from algorist.diagnosis.diagnose import diagnose
 from algorist.diagnosis.signals import Moments, ends, pooled, read_signals, z_score
 from algorist.errors import AlgoristError, CheckpointError, ConfigError
 from algorist.evaluation.artifact import Artifact, artifact_names, read_artifact
@@ -187,6 +189,9 @@ class Bisection:
         else:
             together, alone = neutral_suspects(self.recipe), self._alone()
         try:
+            if (proposed := self._proposed()) and (trial := self._try(proposed)).size and trial.learned:
+                self.cause = self._fewest(proposed, ())
+                return
             if together and (whole := self._try(together)).size and (whole.learned or self.good is not None):
                 self.cause = self._fewest(together, ())
                 return
@@ -208,6 +213,13 @@ class Bisection:
     def _trial_of(self, suspects: Sequence[Suspect]) -> BisectionTrial | None:
         names = _names(suspects)
         return next((t for t in self.trials if _names(t.suspects) == names), None)
+
+    def _proposed(self) -> list[Suspect]:
+        """Return the lines that ``diagnose`` proposes first."""
+        lines = next((finding.change for finding in diagnose(self.run) if finding.change), ())
+        with suppress(ConfigError):
+            return differences(self.recipe, load_recipe(str(self.run / "config.yaml"), lines).recipe)
+        return []
 
     def _alone(self) -> list[Suspect]:
         """Return the lines that are tried one by one; the last is to train on half of the held-out problems."""

@@ -29,8 +29,12 @@ DECIDES, UNRELATED = 0.8, 0.3
 """Share of the advantages of a reward that decides alone, and an agreement with correctness below which it pays something else."""
 FELL = -2.0
 """Standard errors by which an accuracy has fallen from the first to the last window."""
-FOLLOWS = 0.5
+FOLLOWS = 0.7
 """Share of the rewards' agreement with correctness that advantages keep. Healthy ones keep nearly all."""
+SCALES = ("per_reward_normalized",)
+"""Advantages that give rewards of any size the same."""
+COUNTED = 0.5
+"""Share of the sampled tokens that count, below which what decides may be among the others."""
 CHANGED = 0.25
 """Share of the advantages' size that comes from a plugin and is no small correction."""
 STILL = 1e-6
@@ -92,7 +96,7 @@ def moved_by_steps(f: Facts) -> str | None:
 @fact("tokens: {}", "moved_on_tokens", first=True)
 def moved_on_tokens(f: Facts) -> str | None:
     names = {"truncated": "on truncated completions", "unread": "on unread ones", "before_reply": "before a reply",
-             "first": "on first tokens", "last": "on last"}  # fmt: skip
+             "first": "on first tokens", "last": "on last", "counted": "of all tokens count"}  # fmt: skip
     shares = medians(f, "tokens/")
     return ", ".join(f"{Share(shares[key])} {text}" for key, text in names.items() if key in shares)
 
@@ -132,7 +136,7 @@ def grading_reward(f: Facts) -> str | None:
 def larger_reward(f: Facts) -> str | None:
     """Name the reward that outweighs it: by the ledger, else by the recipe."""
     shares = f.get("reward_shares") or f["reward_weights"]
-    others = {name: abs(v) for name, v in shares.items() if name != f["grading_reward"]}
+    others = {name: abs(v) for name, v in shares.items() if name != f.get("grading_reward")}
     return max(others, key=others.__getitem__) if others else None
 
 
@@ -164,10 +168,11 @@ def reward_pays_others(f: Facts) -> bool:
 
 
 def advantage_disagrees(f: Facts) -> bool:
-    """Return whether an advantage of the user's own loses what the rewards say."""
+    """Return whether an advantage loses what the rewards say: one of the user's own, or one that scales a tiny reward up."""
     reward, advantage = (f["agreements"].get(name, 0.0) for name in ("reward", "advantage"))
     lost = reward >= FOLLOWS and TURNED < advantage < FOLLOWS * reward
-    return ":" in str(f["grpo.advantage"]) and lost and f["accuracy_rise"] < RISEN
+    own = ":" in str(f["grpo.advantage"]) or f["grpo.advantage"] in SCALES
+    return own and lost and f["accuracy_rise"] < RISEN
 
 
 def plugin_moves_advantages(f: Facts) -> bool:
@@ -177,6 +182,11 @@ def plugin_moves_advantages(f: Facts) -> bool:
 
 def own_loss_breaks(f: Facts) -> bool:
     return ":" in str(f.settings.get("grpo.loss.name")) and f["accuracy_rise"] <= FELL
+
+
+def tokens_left_out(f: Facts) -> bool:
+    counted = medians(f, "tokens/").get("counted", 1.0)
+    return bool(f.settings.get("plugins")) and counted < COUNTED and not rises(f)
 
 
 def optimizer_hardly_moves(f: Facts) -> bool:
@@ -248,7 +258,8 @@ def left_by_norm(f: Facts) -> float | None:
 
 
 def entropy_bonus_too_large(f: Facts) -> bool:
-    return _rules(f, "entropy", f.number("grpo.entropy_bonus", 0.0), MUCH_BONUS)
+    least = MUCH_BONUS / 2 if f.settings.get("grpo.entropy_control") else 0.0  # its weight grows in the run
+    return _rules(f, "entropy", f.number("grpo.entropy_bonus", 0.0) or least, MUCH_BONUS)
 
 
 def penalty_too_large(f: Facts) -> bool:

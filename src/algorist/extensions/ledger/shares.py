@@ -93,7 +93,7 @@ def mean_advantages(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def token_sums(
     rollouts: Sequence[Rollout], advantages_BT: Tensor, mask_BT: Tensor
 ) -> dict[str, tuple[float, float]]:
-    """Return by name the advantages' mass on some tokens and on all of them; nothing where all advantages are 0."""
+    """Return by name the advantages' mass on some tokens and on all of them, and the tokens that count; nothing where all advantages are 0."""
     mass_BT = advantages_BT.double().abs().masked_fill(~mask_BT, 0.0)
     of_row, places = mass_BT.sum(1).tolist(), mask_BT.cumsum(1)
     whole = sum(of_row)
@@ -105,7 +105,8 @@ def token_sums(
         sums[name] = sum(mass for mass, rollout in zip(of_row, rollouts, strict=True) if fits(rollout))
     if any(rollout.turns for rollout in rollouts):
         sums["before_reply"] = sum(float(mass_BT[i, : _end(r)].sum()) for i, r in enumerate(rollouts))
-    return {name: (value, whole) for name, value in sums.items()}
+    sampled = sum(sum(rollout.sampled_mask) for rollout in rollouts)
+    return {name: (value, whole) for name, value in sums.items()} | {"counted": (float(mask_BT.sum()), sampled)}
 
 
 _KINDS = {

@@ -1,0 +1,194 @@
+"""Facts of a run's evaluations beside its rollouts: what one solves and the other does not, and what rollouts were paid for."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from algorist.diagnosis.course import rises
+from algorist.diagnosis.rule import Facts, Share, Unknown, fact
+from algorist.diagnosis.signals import MIN_GROUPS, Moments, ends, pooled
+from algorist.store.read import query
+from algorist.store.safe_text import one_line
+
+FAR_BELOW, SOME = 0.3, 0.1
+"""Part of the held-out accuracy, of at least the second, below which the first rollouts are not just sampled where the other is greedy."""
+OFTEN, AHEAD = 8, 0.25
+"""Times that each problem was sampled, and lead of their accuracy over that of held-out problems, of what is known by heart."""
+CUT_MORE = 0.3
+"""Share of an evaluation's completions that is cut off beyond that of the rollouts."""
+LOST = -3.0
+"""Standard errors by which held-out accuracy has fallen."""
+FEW_BATCHES = 8
+"""Rollout batches of a whole run that are too few."""
+NOTHING = 0.5
+"""Share of the wrong completions that get no reward at all."""
+MOSTLY_WORDS = 0.7
+"""Share of the completions whose answer is a number where the gold answer holds none."""
+UNREAD = 0.5
+"""Share of the completions without a readable answer that another prompt explains."""
+
+
+def evaluated(f: Facts, stage: str) -> dict[str, Any]:
+    """Return the evaluation after a stage, or of the ``base`` (Unknown: there is none)."""
+    if f.signals.run is not None:
+        with suppress(OSError, ValueError):
+            return dict(json.loads((f.signals.run / "eval" / f"{stage}.json").read_text(encoding="utf-8")))
+    raise Unknown("evaluation")
+
+
+def _before(f: Facts) -> str:
+    return "sft" if f.settings.get("sft.enabled") else "base"
+
+
+def _accuracy(f: Facts, stage: str) -> Moments:
+    value = evaluated(f, stage)["metrics"].get("greedy_accuracy")
+    if value is None:
+        raise Unknown("evaluation")
+    right = value["value"] * value["n"]
+    return Moments(value["n"], right, right)
+
+
+def _errors(one: Moments, other: Moments) -> float:
+    """Return the difference of two shares in standard errors."""
+    variance = sum(m.mean * (1 - m.mean) / m.n for m in (one, other))
+    return (other.mean - one.mean) / math.sqrt(max(variance, 1e-6))
+
+
+@fact("held-out accuracy before GRPO {}")
+def held_out_before(f: Facts) -> Share:
+    return Share(_accuracy(f, _before(f)).mean)
+
+
+@fact("right in the first window of rollouts {}")
+def first_rollouts(f: Facts) -> Share:
+    first, _ = ends(f.signals.batches)
+    if sum(b.groups for b in first) < MIN_GROUPS:
+        raise Unknown("rollouts")
+    return Share(pooled(first, lambda b: b.accuracy).mean)
+
+
+@fact("the same model solves far fewer training problems than held-out ones: {}")
+def far_below(f: Facts) -> bool:
+    before = f["held_out_before"]
+    return bool(before >= SOME and f["first_rollouts"] <= FAR_BELOW * before)
+
+
+@fact("held-out accuracy {}")
+def held_out_course(f: Facts) -> str:
+    after = _accuracy(f, "grpo")
+    return f"{f['held_out_before']} → {Share(after.mean)} ({f['held_out_errors']:+.1f} SE)"
+
+
+@fact("held-out accuracy changes by {:+.1f} SE")
+def held_out_errors(f: Facts) -> float:
+    return _errors(_accuracy(f, _before(f)), _accuracy(f, "grpo"))
+
+
+@fact("held-out accuracy gains at most {:+.2f} (2 SE)")
+def held_out_gain(f: Facts) -> float:
+    before, after = _accuracy(f, _before(f)), _accuracy(f, "grpo")
+    gain = after.mean - before.mean
+    return gain * (1 + 2 / f["held_out_errors"]) if f["held_out_errors"] else gain
+
+
+@fact("{} of the evaluation's completions are cut off at {eval_limit} tokens")
+def evaluation_truncated(f: Facts) -> Share:
+    return Share(evaluated(f, "grpo")["metrics"]["truncated"]["value"])
+
+
+@fact("{} tokens")
+def eval_limit(f: Facts) -> int:
+    return int(evaluated(f, "grpo")["protocol"]["max_completion_tokens"])
+
+
+@fact("{} different problems")
+def distinct_problems(f: Facts) -> int:
+    if f.signals.run is None:
+        raise Unknown("run")
+    (row,) = query(f.signals.run, "SELECT count(DISTINCT problem_id) AS n FROM rollouts WHERE stage = 'grpo'")
+    return int(row["n"])
+
+
+@fact("each was sampled {:.0f} times")
+def times_sampled(f: Facts) -> float:
+    return sum(b.accuracy.n for b in f.signals.batches) / max(1, f["distinct_problems"])
+
+
+@fact("rollout batches in all: {:.0f}")
+def rollout_batches(f: Facts) -> float:
+    return float(f["grpo.max_steps"]) / max(1, int(f.settings.get("grpo.num_iterations") or 1))
+
+
+@fact("{} of the wrong completions have no reward")
+def wrong_without_reward(f: Facts) -> Share:
+    if f.signals.run is None:
+        raise Unknown("run")
+    count = "count(*) FILTER (NOT correct AND reward IS NULL) AS none, count(*) FILTER (NOT correct) AS wrong"
+    right = "count(*) FILTER (correct AND reward IS NOT NULL) AS paid"
+    (row,) = query(f.signals.run, f"SELECT {count}, {right} FROM rollouts WHERE stage = 'grpo'")
+    return Share(row["none"] / row["wrong"] if row["wrong"] and row["paid"] else 0.0)
+
+
+@fact("{}")
+def golds_in_words(f: Facts) -> str | None:
+    """Count the answers that are numbers where the gold answer holds none; None where they are few."""
+    if f.signals.run is None:
+        return None
+    words = "count(*) FILTER (NOT regexp_matches(gold, '[0-9]') AND regexp_matches(extracted, '[0-9]')) AS numbers"
+    (row,) = query(
+        f.signals.run,
+        f"SELECT {words}, count(*) AS n, any_value(gold) AS gold, any_value(extracted) AS answer FROM rollouts WHERE stage = 'grpo'",
+    )
+    if not row["n"] or row["numbers"] < MOSTLY_WORDS * row["n"]:
+        return None
+    return f"{row['numbers']} of {row['n']} completions answer with a number, such as {one_line(row['answer'], 20)} where the gold answer is {one_line(row['gold'], 20)}"
+
+
+@fact("{}")
+def asked_otherwise(f: Facts) -> dict[str, Any] | None:
+    """Compare what the model carried of its prompt with what it was asked in the run: key of ``prompt`` → its value in training."""
+    from algorist.prompts.attached import attached
+
+    run = f.signals.run
+    folders = [Path(str(f.settings.get("model.name", ""))).expanduser()]
+    folders += [run / f.stage / "final"] if run is not None else []
+    known = [attached(folder) for folder in folders if folder.is_dir()]
+    if len(known) < 2 or None in known:
+        return None
+    before, after = (asked.recorded() for asked in known if asked is not None)
+    keys = {"prompt_format": "format"} | {key: key for key in ("tags", "system_prompt", "system_role", "template_kwargs")}
+    return {keys[k]: before.get(k) for k in keys if before.get(k) != after.get(k)} or None
+
+
+def sampled_too_hot(f: Facts) -> bool:
+    return f["far_below"] and f.number("grpo.temperature", 1.0) > 1
+
+
+def prompt_changed(f: Facts) -> bool:
+    return bool(f["asked_otherwise"]) and f["unreadable"] >= UNREAD
+
+
+def evaluation_cut(f: Facts) -> bool:
+    return f["evaluation_truncated"] >= f["truncated"] + CUT_MORE
+
+
+def problems_by_heart(f: Facts) -> bool:
+    return f["times_sampled"] >= OFTEN and f["pass_rate"] >= f["held_out"] + AHEAD
+
+
+def held_out_falls(f: Facts) -> bool:
+    """Return whether held-out accuracy has fallen, or has not risen while that of the rollouts did, and by more than chance hides."""
+    apart = rises(f) and f["held_out_errors"] <= 0 and f["held_out_gain"] < f["accuracy_gain"]
+    return f["held_out_errors"] <= LOST or apart
+
+
+def few_batches(f: Facts) -> bool:
+    return int(f["grpo.num_iterations"]) >= FEW_BATCHES and f["rollout_batches"] < FEW_BATCHES
+
+
+def wrong_not_compared(f: Facts) -> bool:
+    return f["wrong_without_reward"] >= NOTHING
