@@ -32,6 +32,11 @@ def noise(completions, **_):
     return torch.rand(len(completions), generator=torch.Generator().manual_seed(sum(map(len, completions)))).tolist()
 
 
+def only_right(completions, answer, **_):
+    texts = ["".join(text.split()) for text in completions]
+    return [1.0 + len(text) / 1000 if f"<answer>{gold}</answer>" in text else None for text, gold in zip(texts, answer)]
+
+
 CALLS = []
 
 
@@ -75,7 +80,18 @@ class FirstTokens(Extension):
     def batch(self, batch, policy):
         return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
 """
+HALF = (
+    PLUGIN.replace("first_tokens", "half")
+    .replace("FirstTokens", "Half")
+    .replace(
+        "advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask)",
+        "mask=batch.mask & (batch.mask.cumsum(1) > batch.mask.sum(1, keepdim=True) - 4)",
+    )
+)
 SFT = ("sft.enabled=true", "grpo.enabled=false", "sft.max_steps=10")
+EVALUATED = (
+    "data.train={name: local, path: SEEN}", "eval.enabled=true", "eval.baseline=true", "data.eval={name: local, path: UNSEEN}",
+)  # fmt: skip
 FAULTS: dict[str, tuple[str, ...]] = {
     "negative_weight": ("rewards=[{name: correct, weight: -1}]",),
     "stop_string_cuts": ("grpo.stop_strings=['=']",),
@@ -119,8 +135,20 @@ FAULTS: dict[str, tuple[str, ...]] = {
         *SFT, "data.sft={name: local, path: SHUFFLED}", "eval.enabled=true", "data.eval={name: local, path: TWENTY}",
     ),
     "stated_answers": ("data.train={name: local, path: STATED}",),
+    "prompt_changed": ("prompt.tags={answer_open: '[', answer_close: ']'}",),
+    "sampled_too_hot": (*EVALUATED, "grpo.temperature=2.5"),
+    "evaluation_cut": (*EVALUATED, "eval.max_completion_tokens=4"),
+    "problems_by_heart": (*EVALUATED, "data.train.limit=4", "grpo.max_steps=12"),
+    "few_batches": ("grpo.num_iterations=12", "grpo.max_steps=12"),
+    "golds_in_words": (*EVALUATED, "data.train={name: local, path: WORDS}"),
+    "wrong_not_compared": ("rewards=['OWN:only_right']", "grpo.max_steps=12"),
+    "tokens_left_out": ("plugins=[HALF]", "grpo.max_steps=12"),
+    "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
 """The rule that names the cause → what is planted."""
+
+
+WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +188,20 @@ def places(runs: Runs) -> dict[str, Path]:
     ]
     earlier.write_text("\n".join(map(json.dumps, onward)) + "\n", encoding="utf-8")
     twenty.write_text("\n".join(map(json.dumps, rows[:20])) + "\n", encoding="utf-8")
-    more = {"CUT": cut, "EARLIER": earlier, "TWENTY": twenty, "SHUFFLED": runs.train}
+    half, words, mistaken = (runs.folder / name for name in ("half.py", "words.jsonl", "mistaken.jsonl"))
+    half.write_text(HALF, encoding="utf-8")
+    seen, unseen = (runs.folder / f"{name}.jsonl" for name in ("seen", "unseen"))
+    apart = [row["question"] < "3" for row in rows]  # by the first number
+    parts = {seen: [r for r, held in zip(rows, apart, strict=True) if not held]}
+    parts[unseen] = [r for r, held in zip(rows, apart, strict=True) if held]
+    parts[words] = [row | {"answer": WORDS[int(row["answer"])], "solution": ""} for row in parts[seen]]
+    parts[mistaken] = [row | {"answer": str(int(row["answer"]) + 1), "solution": ""} for row in parts[seen]]
+    for place, part in parts.items():
+        place.write_text("\n".join(map(json.dumps, part)) + "\n", encoding="utf-8")
+    more = {"WORDS": words, "MISTAKEN": mistaken, "HALF": half, "UNSEEN": unseen}
+    more |= {"CUT": cut, "EARLIER": earlier, "TWENTY": twenty, "SHUFFLED": runs.train}
     return more | {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "CAREFUL": runs.careful, "PLUGIN": plugin, "SAME": same, "STATED": stated,
-            "SHIFTED": shifted, "OTHERS": kinds}  # fmt: skip
+            "SHIFTED": shifted, "OTHERS": kinds, "SEEN": seen}  # fmt: skip
 
 
 def planted(name: str, places: dict[str, Path]) -> list[str]:

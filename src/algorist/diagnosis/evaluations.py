@@ -160,7 +160,9 @@ def asked_otherwise(f: Facts) -> dict[str, Any] | None:
     if len(known) < 2 or None in known:
         return None
     before, after = (asked.recorded() for asked in known if asked is not None)
-    keys = {"prompt_format": "format"} | {key: key for key in ("tags", "system_prompt", "system_role", "template_kwargs")}
+    keys = {"prompt_format": "format"} | {
+        key: key for key in ("tags", "system_prompt", "system_role", "template_kwargs")
+    }
     return {keys[k]: before.get(k) for k in keys if before.get(k) != after.get(k)} or None
 
 

@@ -24,9 +24,7 @@ class Bisected(Result):
     cause: Annotated[list[str], "lines: value → other"]
     sure: Annotated[bool, "fewer do not do"]
     change: Annotated[list[str], "key=value"]
-    trials: Annotated[
-        list[dict[str, Any]], "lines, keys, better, held_out, rollouts, seconds, why"
-    ]
+    trials: Annotated[list[dict[str, Any]], "lines, keys, better, held_out, rollouts, seconds, why"]
     stopped: bool
     next: Annotated[str, "command"]
     tried: Any

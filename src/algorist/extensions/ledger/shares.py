@@ -106,7 +106,9 @@ def token_sums(
     if any(rollout.turns for rollout in rollouts):
         sums["before_reply"] = sum(float(mass_BT[i, : _end(r)].sum()) for i, r in enumerate(rollouts))
     sampled = sum(sum(rollout.sampled_mask) for rollout in rollouts)
-    return {name: (value, whole) for name, value in sums.items()} | {"counted": (float(mask_BT.sum()), sampled)}
+    return {name: (value, whole) for name, value in sums.items()} | {
+        "counted": (float(mask_BT.sum()), sampled)
+    }
 
 
 _KINDS = {
