@@ -217,8 +217,9 @@ class Bisection:
     def _proposed(self) -> list[Suspect]:
         """Return the lines that ``diagnose`` proposes first."""
         lines = next((finding.change for finding in diagnose(self.run) if finding.change), ())
+        config = str(self.run / "config.yaml")
         with suppress(ConfigError):
-            return differences(self.recipe, load_recipe(str(self.run / "config.yaml"), lines).recipe)
+            return differences(*(load_recipe(config, changes).recipe for changes in ((), lines)))
         return []
 
     def _alone(self) -> list[Suspect]:
