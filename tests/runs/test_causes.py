@@ -138,7 +138,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "prompt_changed": ("prompt.tags={answer_open: '[', answer_close: ']'}",),
     "sampled_too_hot": (*EVALUATED, "grpo.temperature=2.5"),
     "evaluation_cut": (*EVALUATED, "eval.max_completion_tokens=4"),
-    "problems_by_heart": (*EVALUATED, "data.train.limit=4", "grpo.max_steps=12"),
+    "problems_by_heart": (*EVALUATED, "data.train.limit=8", "grpo.max_steps=24"),
     "few_batches": ("grpo.num_iterations=12", "grpo.max_steps=12"),
     "golds_in_words": (*EVALUATED, "data.train={name: local, path: WORDS}"),
     "wrong_not_compared": ("rewards=['OWN:only_right']", "grpo.max_steps=12"),
@@ -195,7 +195,10 @@ def places(runs: Runs) -> dict[str, Path]:
     parts = {seen: [r for r, held in zip(rows, apart, strict=True) if not held]}
     parts[unseen] = [r for r, held in zip(rows, apart, strict=True) if held]
     parts[words] = [row | {"answer": WORDS[int(row["answer"])], "solution": ""} for row in parts[seen]]
-    parts[mistaken] = [row | {"answer": str(int(row["answer"]) + 1), "solution": ""} for row in parts[seen]]
+    slipped = [
+        row | {"answer": str(int(row["answer"]) + n % 2), "solution": ""} for n, row in enumerate(parts[seen])
+    ]
+    parts[mistaken] = slipped
     for place, part in parts.items():
         place.write_text("\n".join(map(json.dumps, part)) + "\n", encoding="utf-8")
     more = {"WORDS": words, "MISTAKEN": mistaken, "HALF": half, "UNSEEN": unseen}
@@ -216,7 +219,9 @@ def planted(name: str, places: dict[str, Path]) -> list[str]:
 def test_a_planted_fault_is_named_by_its_cause(name: str, runs: Runs, places: dict[str, Path]) -> None:
     run = runs(f"planted_{name}", "grpo.max_steps=8", *planted(name, places))
     first, *others = diagnose(run)
-    assert first.name == name and not others, [finding.name for finding in (first, *others)]
+    assert first.name == name and not others, [
+        (finding.name, finding.evidence) for finding in (first, *others)
+    ]
     assert "{" not in first.sentence
     load_recipe(str(run / "config.yaml"), first.change)
 
