@@ -32,11 +32,6 @@ def noise(completions, **_):
     return torch.rand(len(completions), generator=torch.Generator().manual_seed(sum(map(len, completions)))).tolist()
 
 
-def only_right(completions, answer, **_):
-    texts = ["".join(text.split()) for text in completions]
-    return [1.0 + len(text) / 1000 if f"<answer>{gold}</answer>" in text else None for text, gold in zip(texts, answer)]
-
-
 CALLS = []
 
 
@@ -79,6 +74,11 @@ class FirstTokens(Extension):
 
     def batch(self, batch, policy):
         return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
+"""
+ONLY_RIGHT = """
+def only_right(completions, answer, **_):
+    texts = ["".join(text.split()) for text in completions]
+    return [1.0 + len(text) / 1000 if f"<answer>{gold}</answer>" in text else None for text, gold in zip(texts, answer)]
 """
 HALF = (
     PLUGIN.replace("first_tokens", "half")
@@ -141,7 +141,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "problems_by_heart": (*EVALUATED, "data.train.limit=8", "grpo.max_steps=24"),
     "few_batches": ("grpo.num_iterations=12", "grpo.max_steps=12"),
     "golds_in_words": (*EVALUATED, "data.train={name: local, path: WORDS}"),
-    "wrong_not_compared": ("rewards=['OWN:only_right']", "grpo.max_steps=12"),
+    "wrong_not_compared": ("rewards=['ONLY:only_right']", "grpo.max_steps=12"),
     "tokens_left_out": ("plugins=[HALF]", "grpo.max_steps=12"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
@@ -189,7 +189,9 @@ def places(runs: Runs) -> dict[str, Path]:
     earlier.write_text("\n".join(map(json.dumps, onward)) + "\n", encoding="utf-8")
     twenty.write_text("\n".join(map(json.dumps, rows[:20])) + "\n", encoding="utf-8")
     half, words, mistaken = (runs.folder / name for name in ("half.py", "words.jsonl", "mistaken.jsonl"))
+    only = runs.folder / "only_right.py"
     half.write_text(HALF, encoding="utf-8")
+    only.write_text(ONLY_RIGHT, encoding="utf-8")
     seen, unseen = (runs.folder / f"{name}.jsonl" for name in ("seen", "unseen"))
     apart = [row["question"] < "3" for row in rows]  # by the first number
     parts = {seen: [r for r, held in zip(rows, apart, strict=True) if not held]}
@@ -201,7 +203,7 @@ def places(runs: Runs) -> dict[str, Path]:
     parts[mistaken] = slipped
     for place, part in parts.items():
         place.write_text("\n".join(map(json.dumps, part)) + "\n", encoding="utf-8")
-    more = {"WORDS": words, "MISTAKEN": mistaken, "HALF": half, "UNSEEN": unseen}
+    more = {"ONLY": only, "WORDS": words, "MISTAKEN": mistaken, "HALF": half, "UNSEEN": unseen}
     more |= {"CUT": cut, "EARLIER": earlier, "TWENTY": twenty, "SHUFFLED": runs.train}
     return more | {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "CAREFUL": runs.careful, "PLUGIN": plugin, "SAME": same, "STATED": stated,
             "SHIFTED": shifted, "OTHERS": kinds, "SEEN": seen}  # fmt: skip

@@ -54,9 +54,10 @@ FEWEST = 50
 
 @dataclass(frozen=True)
 class RunEnd:
-    """Hold what a run reached: its last evaluation, and the accuracy of GRPO's rollouts in the first and the last window of steps."""
+    """Hold what a run reached: its last evaluation, the one before GRPO, and the rollouts' accuracy in the first and the last window."""
 
     evaluation: Artifact | None
+    before: Artifact | None
     first: Moments
     last: Moments
 
@@ -68,17 +69,22 @@ class RunEnd:
             CheckpointError: It has neither an evaluation nor rollouts of six steps.
         """
         names = artifact_names(run / "eval")
-        stage = next((name for name in LAST_FIRST if name in names), None)
+        stages = [name for name in (*LAST_FIRST, "base") if name in names]
+        after, before, *_ = [*(read_artifact(run / "eval", name) for name in stages[:2]), None, None]
         windows = [pooled(part, lambda b: b.accuracy) for part in ends(read_signals(run).batches)]
-        if stage is None and not windows[0].n:
+        if after is None and not windows[0].n:
             raise CheckpointError(
                 f"{run} has neither an evaluation nor rollouts of six steps of GRPO; nothing can be compared"
             )
-        return cls(read_artifact(run / "eval", stage) if stage else None, *windows)
+        return cls(after, before, *windows)
 
     @property
     def learned(self) -> bool:
-        """Whether the accuracy rose during GRPO, or hardly could."""
+        """Whether the accuracy rose during GRPO, on held-out problems or in the rollouts, or hardly could."""
+        if self.evaluation and self.before:
+            gain = compare(self.before, self.evaluation)
+            if gain.p_value is not None and gain.p_value <= P_BETTER and gain.differences[METRIC].value > 0:
+                return True
         rise = z_score(self.first, self.last, least_variance=LEAST_VARIANCE)
         return not self.last.n or rise >= BETTER or self.last.mean >= SOLVED
 
