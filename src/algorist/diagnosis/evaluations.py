@@ -159,7 +159,7 @@ def asked_otherwise(f: Facts) -> dict[str, Any] | None:
     known = [attached(folder) for folder in folders if folder.is_dir()]
     if len(known) < 2 or None in known:
         return None
-    before, after = (asked.recorded() for asked in known if asked is not None)
+    before, after = (prompt.recorded() for prompt in known if prompt is not None)
     keys = {"prompt_format": "format"} | {
         key: key for key in ("tags", "system_prompt", "system_role", "template_kwargs")
     }
