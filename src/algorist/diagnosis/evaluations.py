@@ -52,10 +52,11 @@ def _accuracy(f: Facts, stage: str) -> Moments:
     return Moments(value["n"], right, right)
 
 
-def _errors(one: Moments, other: Moments) -> float:
-    """Return the difference of two shares in standard errors."""
-    variance = sum(m.mean * (1 - m.mean) / m.n for m in (one, other))
-    return (other.mean - one.mean) / math.sqrt(max(variance, 1e-6))
+def _gain(f: Facts) -> tuple[float, float]:
+    """Return what held-out accuracy gained during GRPO, and its standard error."""
+    before, after = _accuracy(f, _before(f)), _accuracy(f, "grpo")
+    variance = sum(m.mean * (1 - m.mean) / m.n for m in (before, after))
+    return after.mean - before.mean, math.sqrt(max(variance, 1e-6))
 
 
 @fact("held-out accuracy before GRPO {}")
@@ -85,14 +86,8 @@ def held_out_course(f: Facts) -> str:
 
 @fact("held-out accuracy changes by {:+.1f} SE")
 def held_out_errors(f: Facts) -> float:
-    return _errors(_accuracy(f, _before(f)), _accuracy(f, "grpo"))
-
-
-@fact("held-out accuracy gains at most {:+.2f} (2 SE)")
-def held_out_gain(f: Facts) -> float:
-    before, after = _accuracy(f, _before(f)), _accuracy(f, "grpo")
-    gain = after.mean - before.mean
-    return gain * (1 + 2 / f["held_out_errors"]) if f["held_out_errors"] else gain
+    gain, error = _gain(f)
+    return gain / error
 
 
 @fact("{} of the evaluation's completions are cut off at {eval_limit} tokens")
@@ -183,9 +178,10 @@ def problems_by_heart(f: Facts) -> bool:
 
 
 def held_out_falls(f: Facts) -> bool:
-    """Return whether held-out accuracy has fallen, or has not risen while that of the rollouts did, and by more than chance hides."""
-    apart = rises(f) and f["held_out_errors"] <= 0 and f["held_out_gain"] < f["accuracy_gain"]
-    return f["held_out_errors"] <= LOST or apart
+    """Return whether held-out accuracy fell, or did not rise while that of the rollouts did, by more than chance hides."""
+    gain, error = _gain(f)
+    apart = rises(f) and gain <= 0 and gain + 2 * error < f["accuracy_gain"]
+    return gain <= LOST * error or apart
 
 
 def few_batches(f: Facts) -> bool:

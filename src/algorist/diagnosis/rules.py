@@ -15,8 +15,22 @@ from algorist.declared import registered
 from algorist.diagnosis.course import APART, FELL_TO, HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, SOLVED, rises  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.demonstrations import BY_HEART, CUT, EARLIER, PASSES, UNSOLVED, learned_by_heart  # noqa: F401 (of rules.yaml)
 from algorist.diagnosis.evaluations import (  # noqa: F401 (of rules.yaml)
-    AHEAD, CUT_MORE, FAR_BELOW, FEW_BATCHES, LOST, MOSTLY_WORDS, NOTHING, OFTEN, UNREAD, evaluation_cut, few_batches, held_out_falls, problems_by_heart,
-    prompt_changed, sampled_too_hot, wrong_not_compared,
+    AHEAD,
+    CUT_MORE,
+    FAR_BELOW,
+    FEW_BATCHES,
+    LOST,
+    MOSTLY_WORDS,
+    NOTHING,
+    OFTEN,
+    UNREAD,
+    evaluation_cut,
+    few_batches,
+    held_out_falls,
+    problems_by_heart,
+    prompt_changed,
+    sampled_too_hot,
+    wrong_not_compared,
 )  # fmt: skip
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
