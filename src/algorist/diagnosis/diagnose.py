@@ -13,7 +13,7 @@ from algorist.config.schema import Recipe
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, Facts, Finding, Rule, Share, apply
-from algorist.diagnosis.rules import all_rules
+from algorist.diagnosis.rules import CLEAR, all_rules
 from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import (
     MIN_GROUPS,
@@ -64,7 +64,7 @@ def moved(signals: Signals) -> list[str]:
 def not_explained(signals: Signals) -> str:
     """Return a sentence on an accuracy that did not rise, or an empty string."""
     facts = Facts(signals.settings, signals=signals)
-    if facts.get("accuracy_rise") is None or rises(facts):
+    if facts.get("accuracy_rise") is None or rises(facts) or facts.get("held_out_errors", 0.0) >= CLEAR:
         return ""
     last = pooled(ends(signals.batches)[1], lambda b: b.accuracy).mean
     graded = any(reason not in ("None", "") for batch in signals.batches for reason in batch.reasons)

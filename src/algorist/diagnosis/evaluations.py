@@ -53,7 +53,7 @@ def _accuracy(f: Facts, stage: str) -> Moments:
 
 
 def _gain(f: Facts) -> tuple[float, float]:
-    """Return what held-out accuracy gained during GRPO, and its standard error."""
+    """Return the gain of held-out accuracy during GRPO, and its standard error."""
     before, after = _accuracy(f, _before(f)), _accuracy(f, "grpo")
     variance = sum(m.mean * (1 - m.mean) / m.n for m in (before, after))
     return after.mean - before.mean, math.sqrt(max(variance, 1e-6))
