@@ -197,6 +197,22 @@ def test_a_mistake_in_own_code_is_found_before_anything_is_loaded(
     assert not (tmp_path / "r").exists()
 
 
+def test_an_advantage_of_two_rewards_is_tried_with_two(tmp_path: Path) -> None:
+    text = "def second(rewards_PG, components_PGK, weights_K):\n    return components_PGK[..., 1] * weights_K[1]\n"
+    (tmp_path / "second.py").write_text(text)
+    settings = [
+        f"grpo.advantage={tmp_path}/second.py:second",
+        f"output_dir={tmp_path}",
+        "sft.enabled=false",
+        "grpo.max_steps=1",
+    ]
+    two = load_recipe("smoke-cpu", [*settings, "rewards=[correct, well_formed]", "run_name=two"]).recipe
+    assert not run_recipe(two, display=Quiet()).stopped
+    one = load_recipe("smoke-cpu", [*settings, "rewards=[correct]", "run_name=one"]).recipe
+    with pytest.raises(ConfigError, match=r"second.*index 1 is out of bounds"):
+        run_recipe(one, display=Quiet())
+
+
 def test_an_infinite_loss_without_a_gradient_is_a_step_that_is_left_out(own: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, loss=f"{own}:endless", max_steps=2)
     before = parameters_of(trainer)

@@ -49,9 +49,9 @@ class CorrectionSection(Section):
 
     mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "sequence_mask"
     """Correct per token or per sequence; ratios out of bounds are truncated, or their tokens masked."""
-    low: float | None = Field(None, ge=0)
+    low: float | None = Field(None, ge=0, le=1)
     """Lower bound of the ratio; none when left out."""
-    high: float | None = Field(3.0, gt=0)
+    high: float | None = Field(3.0, ge=1)
     """Upper bound of the ratio."""
 
 

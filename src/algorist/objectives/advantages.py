@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from algorist.errors import ConfigError
@@ -49,7 +49,7 @@ def advantage_named(name: str) -> Advantage:
     return function
 
 
-def probe_advantage(function: Advantage, group_size: int) -> None:
+def probe_advantage(function: Advantage, group_size: int, weights: Sequence[float] = (1.0,)) -> None:
     """Compute an advantage on two made-up groups, one of equal rewards, as ``losses.probe_loss`` does a loss.
 
     Raises:
@@ -57,10 +57,10 @@ def probe_advantage(function: Advantage, group_size: int) -> None:
     """
     import torch
 
-    rewards_PG = torch.stack([torch.arange(group_size) / group_size, torch.ones(group_size)])
-    named = {}
+    rewards_PG, named = torch.stack([torch.arange(group_size) / group_size, torch.ones(group_size)]), {}
     if "components_PGK" in inspect.signature(function).parameters:
-        named = {"components_PGK": rewards_PG.unsqueeze(-1), "weights_K": torch.ones(1)}
+        single_PGK = torch.stack([rewards_PG] * len(weights), -1)
+        named = {"components_PGK": single_PGK, "weights_K": torch.tensor([*weights])}
     checked(function(rewards_PG, **named), rewards_PG, getattr(function, "__name__", "of the recipe"))
 
 

@@ -126,7 +126,7 @@ def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> P
 
     recipe = draft.recipe
     trains_grpo = recipe.grpo.enabled and "grpo" in draft.stages
-    objective = objective_of(recipe.grpo) if trains_grpo else None
+    objective = objective_of(recipe.grpo, [r.weight for r in recipe.rewards]) if trains_grpo else None
     check_optimizers(recipe)
     processes = Processes.join(recipe.device)
     if recipe.eval.device is not None:

@@ -46,8 +46,8 @@ def check_enough_problems(problems: int, section: GRPOSection) -> None:
     )
 
 
-def objective_of(section: GRPOSection) -> Objective:
-    """Build the objective of a ``grpo`` section.
+def objective_of(section: GRPOSection, weights: Sequence[float] = (1.0,)) -> Objective:
+    """Build the objective of a ``grpo`` section; an advantage is tried with as many rewards as there are ``weights``.
 
     Raises:
         ConfigError: A function that cannot be loaded or used, or a parameter that the loss does not have.
@@ -57,7 +57,7 @@ def objective_of(section: GRPOSection) -> Objective:
         loss = replace(loss, reduction=section.reduction)
     advantage = advantage_named(section.advantage)
     probe_loss(loss)
-    probe_advantage(advantage, section.group_size)
+    probe_advantage(advantage, section.group_size, weights)
     return Objective(
         loss=loss,
         advantage=advantage,
@@ -132,7 +132,7 @@ def make_grpo_trainer(
         )
     check_rewards(section, rewards)
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
-    objective = replace(objective_of(section), reward_weights=weights)
+    objective = replace(objective_of(section, [*weights.values()]), reward_weights=weights)
     switch_off_dropout(unwrap(model))
     return AlgoristGRPOTrainer(
         model=model,
