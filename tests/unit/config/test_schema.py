@@ -57,6 +57,7 @@ def test_extends_and_overrides_and_origins(tmp_path: Path) -> None:
             ["grpo.batch_size", "grpo.group_size = 6", "gradient_accumulation_steps=3"],
         ),
         (["grpo.learning_rate=fast"], ["grpo.learning_rate", "fast"]),
+        (["grpo.sampler_correction={low: 1.5}"], ["grpo.sampler_correction.low", "less than or equal to 1"]),
         (
             ["model.tiny.hidden_size=100", "model.tiny.heads=8"],
             ["model.tiny.hidden_size (100)", "model.tiny.heads"],
