@@ -9,6 +9,7 @@ from statistics import fmean
 from algorist.declared import registered
 from algorist.diagnosis.demonstrations import (
     ENOUGH_ROWS,
+    answers_alone,
     cut_questions,
     earlier_answers,
     local_problems,
@@ -133,7 +134,7 @@ def _data_of(f: Facts) -> dict[str, str]:
 def held_out_apart(f: Facts) -> str | None:
     """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start or are the harder ones."""
     first, last = ends(f.signals.batches)
-    if f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1:
+    if f.get("far_above") or (f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1):
         return f"before GRPO: {f['held_out_before']} on held-out problems, {f['first_rollouts']} on training ones"
     if f.signals.run is None or not first:
         return None
@@ -171,6 +172,7 @@ for _name in (
     "other_golds",
     "cut_questions",
     "earlier_answers",
+    "answers_alone",
 ):
 
     @fact("{}", _name)
@@ -187,6 +189,7 @@ def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()
         "other_golds": _other_golds(problems),
         "cut_questions": cut_questions(problems) or cut_questions(demonstrations),
         "earlier_answers": earlier_answers(demonstrations),
+        "answers_alone": answers_alone(demonstrations),
     }
     return {name: text for name, text in signs.items() if text}
 

@@ -17,8 +17,12 @@ ENOUGH_ROWS = 20
 """Problems that say enough."""
 EARLIER = 0.2
 """Share of demonstrations that answer with an earlier number of their own solution; MATH's solutions do in 0.06."""
+ALONE = 0.8
+"""Share of demonstrations without steps that teaches to answer at once."""
 PASSES, BY_HEART, UNSOLVED = 20.0, 0.98, 0.5
 """Passes over the demonstrations, accuracy of their tokens, and of held-out problems, that show what was learned by heart."""
+HARDLY = 0.1
+"""Share of held-out problems that are solved after demonstrations without steps; where it is more, they do."""
 CUT, LONG, ENDINGS = 0.2, 40, 5
 """Share of questions that end at one length without a sign, characters from which on that is no chance, and last words that no template has."""
 
@@ -49,6 +53,14 @@ def earlier_answers(demonstrations: Sequence[Problem]) -> str | None:
         f"{len(earlier)} of {count} demonstrations answer with an earlier number of their solution, such as "
         f"{one_line(problem.answer, 20)} where it ends in {last}"
     )
+
+
+def answers_alone(demonstrations: Sequence[Problem]) -> str | None:
+    """Count the demonstrations whose solution is a number and no more; None where they are few."""
+    alone = [p for p in demonstrations if NUMBER.fullmatch(str(p.solution or "").strip().replace(",", ""))]
+    if len(alone) < max(ENOUGH_ROWS, ALONE * len(demonstrations)):
+        return None
+    return f"{len(alone)} of {len(demonstrations)} demonstrations are a number without steps, such as {one_line(str(alone[0].solution), 20)}"
 
 
 def cut_questions(problems: Sequence[Problem]) -> str | None:
@@ -107,3 +119,7 @@ def held_out(f: Facts) -> Share:
 
 def learned_by_heart(f: Facts) -> bool:
     return f["passes"] >= PASSES and f["token_accuracy"] >= BY_HEART and f["held_out"] < UNSOLVED
+
+
+def answers_without_steps(f: Facts) -> bool:
+    return bool(f["answers_alone"]) and f["held_out"] <= HARDLY

@@ -10,7 +10,7 @@ from typing import Any
 
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
-from algorist.diagnosis.signals import MIN_GROUPS, Moments, ends, pooled
+from algorist.diagnosis.signals import MIN_GROUPS, Moments, ends, pooled, same_number
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 
@@ -28,8 +28,14 @@ NOTHING = 0.5
 """Share of the wrong completions that get no reward at all."""
 MOSTLY_WORDS = 0.7
 """Share of the completions whose answer is a number where the gold answer holds none."""
-UNREAD = 0.5
-"""Share of the completions without a readable answer that another prompt explains."""
+MISREAD, READ = 0.15, 0.9
+"""Lenient accuracy beyond the strict one, where so many completions are in the format, that shows that answers are read wrongly."""
+ENDED = 0.5
+"""Part of the steps before whose end no plugin should end a run."""
+NOT_ASKED = 0.5
+"""Share of the rollouts whose prompt does not hold their question."""
+ACCEPTED = 0.3
+"""Share of the answers called right whose number is not that of the gold answer; 50 % for 0.5 is one, too."""
 
 
 def evaluated(f: Facts, stage: str) -> dict[str, Any]:
@@ -76,6 +82,12 @@ def first_rollouts(f: Facts) -> Share:
 def far_below(f: Facts) -> bool:
     before = f["held_out_before"]
     return bool(before >= SOME and f["first_rollouts"] <= FAR_BELOW * before)
+
+
+@fact("the same model solves far fewer held-out problems than training ones: {}")
+def far_above(f: Facts) -> bool:
+    first = f["first_rollouts"]
+    return bool(first >= SOME and f["held_out_before"] <= FAR_BELOW * first)
 
 
 @fact("held-out accuracy {}")
@@ -145,7 +157,7 @@ def golds_in_words(f: Facts) -> str | None:
 
 @fact("{}")
 def asked_otherwise(f: Facts) -> dict[str, Any] | None:
-    """Compare what the model carried of its prompt with what it was asked in the run: key of ``prompt`` → its value in training."""
+    """Compare what the model carried of its prompt with what it was asked in the run: key of the recipe → its value in training."""
     from algorist.prompts.attached import attached
 
     run = f.signals.run
@@ -155,10 +167,87 @@ def asked_otherwise(f: Facts) -> dict[str, Any] | None:
     if len(known) < 2 or None in known:
         return None
     before, after = (prompt.recorded() for prompt in known if prompt is not None)
-    keys = {"prompt_format": "format"} | {
-        key: key for key in ("tags", "system_prompt", "system_role", "template_kwargs")
+    keys = {
+        "prompt_format": "prompt.format",
+        **{key: f"prompt.{key}" for key in ("tags", "system_prompt", "system_role", "template_kwargs")},
     }
-    return {keys[k]: before.get(k) for k in keys if before.get(k) != after.get(k)} or None
+    template = {"model.chat_template": None} if f.settings.get("model.chat_template") else {}
+    return {keys[k]: before.get(k) for k in keys if before.get(k) != after.get(k)} | template or None
+
+
+@fact("{}")
+def answers_misread(f: Facts) -> str | None:
+    """Compare strict and lenient accuracy of the first evaluation, where the format is right; None where they are near."""
+    shares = evaluated(f, _before(f))["metrics"]
+    strict, lenient, form = (
+        shares[key]["value"] for key in ("greedy_accuracy", "lenient_accuracy", "format")
+    )
+    if form < READ or lenient < strict + MISREAD:
+        return None
+    return f"before GRPO {Share(strict)} of the answers are right as they are read, and {Share(lenient)} leniently"
+
+
+@fact("{} of the rollouts have a prompt without their question")
+def not_asked(f: Facts) -> Share:
+    if f.signals.run is None:
+        raise Unknown("run")
+    words = [f"regexp_replace(trim({name}), '\\s+', ' ', 'g')" for name in ("prompt", "question")]
+    (row,) = query(
+        f.signals.run,
+        f"SELECT avg(CASE WHEN contains({words[0]}, {words[1]}) THEN 0 ELSE 1 END) AS share FROM rollouts WHERE stage = 'grpo'",
+    )
+    return Share(row["share"] or 0.0)
+
+
+@fact("{accepted_share} of the answers called right are another number than the gold answer, such as {}")
+def accepted(f: Facts) -> str:
+    return str(f["accepted_answers"][1])
+
+
+@fact("{}")
+def accepted_share(f: Facts) -> Share:
+    return Share(f["accepted_answers"][0])
+
+
+@fact("{}")
+def accepted_answers(f: Facts) -> tuple[float, str]:
+    if f.signals.run is None:
+        raise Unknown("run")
+    rows = query(
+        f.signals.run,
+        "SELECT DISTINCT extracted, gold FROM rollouts WHERE stage = 'grpo' AND correct AND extracted IS NOT NULL LIMIT 2000",
+    )
+    pairs = [
+        (r["extracted"], r["gold"])
+        for r in rows
+        if same_number(r["extracted"], r["extracted"]) and same_number(r["gold"], r["gold"])
+    ]
+    others = [f"{one_line(a, 20)} for {one_line(gold, 20)}" for a, gold in pairs if not same_number(a, gold)]
+    if len(pairs) < MIN_GROUPS:
+        raise Unknown("answers")
+    return len(others) / len(pairs), next(iter(others), "")
+
+
+@fact("{} of {grpo.max_steps} steps were done")
+def steps_done(f: Facts) -> int:
+    """Count the steps of a finished stage (Unknown: it is not)."""
+    lines = f.signals.lines.get(f.stage)
+    if not lines or f.signals.run is None or not (f.signals.run / f.stage / "final").is_dir():
+        raise Unknown("final")
+    return int(lines[-1]["step"])
+
+
+def plugin_ends_run(f: Facts) -> bool:
+    stops = bool(f.settings.get("plugins")) and not f.settings.get("grpo.stop")
+    return stops and f["steps_done"] < ENDED * f["grpo.max_steps"]
+
+
+def right_too_easily(f: Facts) -> bool:
+    return f["accepted_share"] >= ACCEPTED
+
+
+def question_not_asked(f: Facts) -> bool:
+    return f["not_asked"] >= NOT_ASKED
 
 
 def sampled_too_hot(f: Facts) -> bool:
@@ -166,7 +255,7 @@ def sampled_too_hot(f: Facts) -> bool:
 
 
 def prompt_changed(f: Facts) -> bool:
-    return bool(f["asked_otherwise"]) and f["unreadable"] >= UNREAD
+    return bool(f["asked_otherwise"]) and f["first_rollouts"] <= SOME
 
 
 def evaluation_cut(f: Facts) -> bool:

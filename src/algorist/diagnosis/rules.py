@@ -12,26 +12,8 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis.course import APART, FELL_TO, HARDLY_ANY, MOST_OF_THEM, NEARLY_EVERY, SOLVED, rises  # noqa: F401 (of rules.yaml)
-from algorist.diagnosis.demonstrations import BY_HEART, CUT, EARLIER, PASSES, UNSOLVED, learned_by_heart  # noqa: F401 (of rules.yaml)
-from algorist.diagnosis.evaluations import (  # noqa: F401 (of rules.yaml)
-    AHEAD,
-    CUT_MORE,
-    FAR_BELOW,
-    FEW_BATCHES,
-    LOST,
-    MOSTLY_WORDS,
-    NOTHING,
-    OFTEN,
-    UNREAD,
-    evaluation_cut,
-    few_batches,
-    held_out_falls,
-    problems_by_heart,
-    prompt_changed,
-    sampled_too_hot,
-    wrong_not_compared,
-)  # fmt: skip
+from algorist.diagnosis import course, demonstrations, evaluations
+from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.signals import MIN_GROUPS
@@ -400,7 +382,7 @@ SAYS: dict[str, Callable[[Facts], str]] = {
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "takes_too_long": lambda f: f["evening"],
-    "prompt_changed": lambda f: {f"prompt.{key}": value for key, value in f["asked_otherwise"].items()},
+    "prompt_changed": lambda f: dict(f["asked_otherwise"]),
     "stop_string_cuts": lambda f: (
         {key: [] for key in ("grpo.stop_strings", "eval.stop_strings") if f.settings.get(key)}
     ),
@@ -475,7 +457,8 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
 }
 
-for _rule in rules_of(Path(__file__).with_suffix(".yaml"), globals()):
+_NAMES = {**vars(course), **vars(demonstrations), **vars(evaluations), **globals()}
+for _rule in rules_of(Path(__file__).with_suffix(".yaml"), _NAMES):
     RULES.register(_rule.name)(_rule)
 
 

@@ -80,11 +80,13 @@ class RunEnd:
 
     @property
     def learned(self) -> bool:
-        """Whether the accuracy rose during GRPO, on held-out problems or in the rollouts, or hardly could."""
+        """Whether the accuracy rose during GRPO, on held-out problems where there are two evaluations, or hardly could."""
         if self.evaluation and self.before:
             gain = compare(self.before, self.evaluation)
-            if gain.p_value is not None and gain.p_value <= P_BETTER and gain.differences[METRIC].value > 0:
-                return True
+            rises = (
+                gain.p_value is not None and gain.p_value <= P_BETTER and gain.differences[METRIC].value > 0
+            )
+            return rises or self.evaluation.metrics[METRIC].value >= SOLVED
         rise = z_score(self.first, self.last, least_variance=LEAST_VARIANCE)
         return not self.last.n or rise >= BETTER or self.last.mean >= SOLVED
 
