@@ -75,6 +75,52 @@ class FirstTokens(Extension):
     def batch(self, batch, policy):
         return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
 """
+CHECKER = """
+def any_number(problem, answer):
+    return any(character.isdigit() for character in answer)
+"""
+FORMAT = """
+import re
+from dataclasses import dataclass, replace
+
+from algorist.prompts import PromptFormat, Tags, add_format
+
+TAGS = Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+
+
+@dataclass(frozen=True)
+class Small(PromptFormat):
+    def parse(self, text):
+        read = super().parse(text)
+        number = re.search("[0-4]", read.answer or "")
+        return replace(read, answer=number[0] if number else "0")
+
+
+@dataclass(frozen=True)
+class Short(PromptFormat):
+    def render(self, question):
+        return super().render(question[:3])
+
+
+add_format(Small(name="small", tags=TAGS))
+add_format(Short(name="short", tags=TAGS))
+"""
+STOPS = """
+from algorist import Extension, extension
+from algorist.training.extension import Control
+
+
+@extension
+class Enough(Extension):
+    name = "enough"
+
+    @classmethod
+    def takes_part(cls, recipe):
+        return any("stops" in str(plugin) for plugin in recipe.plugins)
+
+    def seen(self, event):
+        return Control(stop=True) if event.kind == "step" and event.step >= 2 else None
+"""
 ONLY_RIGHT = """
 def only_right(completions, answer, **_):
     texts = ["".join(text.split()) for text in completions]
@@ -143,6 +189,13 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "golds_in_words": (*EVALUATED, "data.train={name: local, path: WORDS}"),
     "wrong_not_compared": ("rewards=['ONLY:only_right']", "grpo.max_steps=12"),
     "tokens_left_out": ("plugins=[HALF]", "grpo.max_steps=12"),
+    "answers_misread": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=small"),
+    "question_not_asked": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=short"),
+    "right_too_easily": ("data.train={name: local, path: SEEN, checker: 'CHECKER:any_number'}",),
+    "answers_without_steps": (
+        *SFT, "sft.max_steps=60", "data.sft={name: local, path: ALONE}", "eval.enabled=true", "data.eval={name: local, path: UNSEEN}",
+    ),
+    "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
 """The rule that names the cause → what is planted."""
@@ -191,6 +244,11 @@ def places(runs: Runs) -> dict[str, Path]:
     half, words, mistaken = (runs.folder / name for name in ("half.py", "words.jsonl", "mistaken.jsonl"))
     only = runs.folder / "only_right.py"
     half.write_text(HALF, encoding="utf-8")
+    formats, stops, checker = (runs.folder / name for name in ("formats.py", "stops.py", "checker.py"))
+    alone = runs.folder / "alone.jsonl"
+    checker.write_text(CHECKER, encoding="utf-8")
+    formats.write_text(FORMAT, encoding="utf-8")
+    stops.write_text(STOPS, encoding="utf-8")
     only.write_text(ONLY_RIGHT, encoding="utf-8")
     seen, unseen = (runs.folder / f"{name}.jsonl" for name in ("seen", "unseen"))
     apart = [row["question"] < "3" for row in rows]  # by the first number
@@ -201,9 +259,20 @@ def places(runs: Runs) -> dict[str, Path]:
         row | {"answer": str(int(row["answer"]) + n % 2), "solution": ""} for n, row in enumerate(parts[seen])
     ]
     parts[mistaken] = slipped
+    parts[alone] = [row | {"solution": str(int(row["answer"]) + 1)} for row in parts[seen]]
     for place, part in parts.items():
         place.write_text("\n".join(map(json.dumps, part)) + "\n", encoding="utf-8")
-    more = {"ONLY": only, "WORDS": words, "MISTAKEN": mistaken, "HALF": half, "UNSEEN": unseen}
+    more = {
+        "FORMATS": formats,
+        "STOPS": stops,
+        "ALONE": alone,
+        "CHECKER": checker,
+        "ONLY": only,
+        "WORDS": words,
+        "MISTAKEN": mistaken,
+        "HALF": half,
+        "UNSEEN": unseen,
+    }
     more |= {"CUT": cut, "EARLIER": earlier, "TWENTY": twenty, "SHUFFLED": runs.train}
     return more | {"OWN": own, "TOPICS": topics, "MODEL": runs.model, "CAREFUL": runs.careful, "PLUGIN": plugin, "SAME": same, "STATED": stated,
             "SHIFTED": shifted, "OTHERS": kinds, "SEEN": seen}  # fmt: skip

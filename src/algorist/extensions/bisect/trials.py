@@ -205,7 +205,7 @@ class Bisection:
                 return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
-            best = max(tried, key=lambda t: t.size, default=None)
+            best = max((t for t in tried if t.learned), key=lambda t: t.size, default=None)
             if best is not None and best.size:
                 self.cause = self._fewest(best.suspects, ())
         except Ended:
