@@ -76,8 +76,16 @@ class FirstTokens(Extension):
         return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
 """
 CHECKER = """
-def any_number(problem, answer):
-    return any(character.isdigit() for character in answer)
+from algorist_grader import MATCHERS
+from algorist_grader.matchers import Matcher
+
+
+def any_number(answer, gold, limits):
+    return any(character.isdigit() for character in answer), "number"
+
+
+if "any_number" not in MATCHERS:
+    MATCHERS.register("any_number")(Matcher("any_number", "any number", any_number))
 """
 FORMAT = """
 import re
@@ -191,7 +199,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "tokens_left_out": ("plugins=[HALF]", "grpo.max_steps=12"),
     "answers_misread": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=small"),
     "question_not_asked": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=short"),
-    "right_too_easily": ("data.train={name: local, path: SEEN, checker: 'CHECKER:any_number'}",),
+    "right_too_easily": ("plugins=[CHECKER]", "matcher=any_number"),
     "answers_without_steps": (
         *SFT, "sft.max_steps=60", "data.sft={name: local, path: ALONE}", "eval.enabled=true", "data.eval={name: local, path: UNSEEN}",
     ),

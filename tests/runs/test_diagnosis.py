@@ -18,14 +18,17 @@ from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
 from algorist.data.problems import Problems
 from algorist.diagnosis.diagnose import diagnose
+from algorist.diagnosis.rule import Facts, apply
 from algorist.diagnosis.rules import all_rules
 from algorist.diagnosis.settings import Settings
+from algorist.diagnosis.signals import read_signals
 from algorist.errors import ConfigError, DataError
 from algorist.report.build import build_report
 from algorist.runs.asking import recipe_format
 from algorist.runs.draft import Draft, check_names
 from algorist.runs.pass_rates import with_pass_rates
 from algorist.runs.rate import rate
+from algorist.store.stages import STAGES
 from tests.runs.sums import SMALL, Runs, sums
 
 pytestmark = pytest.mark.slow
@@ -75,6 +78,16 @@ def names(run: Path) -> list[str]:
         check_names(changed, recipe_format(changed))
         assert json.loads(json.dumps(finding.as_dict()))["change"] == list(finding.change)
     return [finding.name for finding in found]
+
+
+def symptom(run: Path, name: str) -> bool:
+    """See whether a rule alone names a run, whatever it follows from."""
+    signals = read_signals(run)
+    return bool(
+        apply(
+            [all_rules()[name]], *(Facts(signals.settings, signals=signals, stage=stage) for stage in STAGES)
+        )
+    )
 
 
 def changed_copy(source: Path, target: Path, **eos: object) -> Path:
@@ -149,7 +162,13 @@ def test_truncated(runs: Runs) -> None:
 
 
 def test_unparseable(runs: Runs) -> None:
-    assert names(runs("unparseable", "prompt.format=question_only")) == ["unparseable"]
+    run = runs("unparseable", "prompt.format=question_only")
+    assert names(run) == ["prompt_changed"]  # the model was trained with another one
+    unknown = runs.folder / "unparseable_elsewhere"
+    shutil.copytree(run, unknown)
+    config = (run / "config.yaml").read_text(encoding="utf-8").replace(str(runs.model), "some/model")
+    (unknown / "config.yaml").write_text(config, encoding="utf-8")
+    assert names(unknown) == ["unparseable"]
 
 
 def test_no_stop(runs: Runs) -> None:
@@ -189,7 +208,7 @@ def test_entropy_collapse(runs: Runs, paying: Path) -> None:
         "grpo.max_steps=40",
         data=wrong,
     )
-    assert "entropy_collapse" in names(sure)
+    assert names(sure) == ["reward_pays_others"] and symptom(sure, "entropy_collapse")
 
 
 def test_entropy_that_rose_before_it_collapsed(runs: Runs) -> None:
@@ -225,7 +244,7 @@ def test_length_growth(runs: Runs, paying: Path) -> None:
         "grpo.max_steps=20",
         data=wrong,
     )
-    assert "length_growth" in names(grown)
+    assert names(grown) == ["reward_pays_others"] and symptom(grown, "length_growth")
 
 
 def test_kl_blow_up(runs: Runs) -> None:
@@ -241,7 +260,7 @@ def test_reward_hacking(runs: Runs, paying: Path) -> None:
         "grpo.learning_rate=2e-3",
         "grpo.max_steps=24",
     )
-    assert names(hacked) == ["reward_hacking"]
+    assert names(hacked) == ["reward_pays_others"] and symptom(hacked, "reward_hacking")
 
 
 def test_log_prob_mismatch(runs: Runs) -> None:

@@ -18,6 +18,7 @@ from algorist.extensions.ledger.rules import updates_unbounded
 
 RECIPE = load_recipe("quickstart").recipe
 SAMPLED: dict[str, Any] = {
+    "asked_otherwise": {"prompt.format": "boxed", "prompt.system_prompt": ""},
     "limit": 96, "where": "24 problems × 8", "completions": 192, "silent": 192, "graded": 192, "reasons": {"no_answer": 192},
     "useful_share": {"4": 0.1, "8": 0.2, "16": 0.4}, "useful_here": ("8", 0.2), "pass_rate": Share(0.1), "failing_reward": "own",
     "failures": {"own": 192}, "learning_rate": 1e-4, "truncated": Share(1), "truncated_answered": Share(1), "end_of_turn": Share(0),
