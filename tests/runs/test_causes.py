@@ -6,9 +6,11 @@ Small real runs; the cause comes first, whatever symptoms there are.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from algorist.config import load_recipe
 from algorist.diagnosis.diagnose import diagnose
@@ -303,6 +305,16 @@ def test_a_planted_fault_is_named_by_its_cause(name: str, runs: Runs, places: di
     ]
     assert "{" not in first.sentence
     load_recipe(str(run / "config.yaml"), first.change)
+
+
+def test_held_out_problems_of_another_dataset_may_be_harder(runs: Runs, places: dict[str, Path]) -> None:
+    run = runs("planted_sampled_too_hot", "grpo.max_steps=8", *planted("sampled_too_hot", places))
+    copy = runs.folder / "another_dataset"
+    shutil.copytree(run, copy)
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config["data"]["eval"]["name"] = "aime"
+    (copy / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert "sampled_too_hot" not in {finding.name for finding in diagnose(copy)}
 
 
 def test_the_command_says_what_moved_the_weights_and_what_would_show_help(

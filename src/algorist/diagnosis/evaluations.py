@@ -81,13 +81,18 @@ def first_rollouts(f: Facts) -> Share:
 @fact("the same model solves far fewer training problems than held-out ones: {}")
 def far_below(f: Facts) -> bool:
     before = f["held_out_before"]
-    return bool(before >= SOME and f["first_rollouts"] <= FAR_BELOW * before)
+    return bool(_same_source(f) and before >= SOME and f["first_rollouts"] <= FAR_BELOW * before)
 
 
 @fact("the same model solves far fewer held-out problems than training ones: {}")
 def far_above(f: Facts) -> bool:
     first = f["first_rollouts"]
-    return bool(first >= SOME and f["held_out_before"] <= FAR_BELOW * first)
+    return bool(_same_source(f) and first >= SOME and f["held_out_before"] <= FAR_BELOW * first)
+
+
+def _same_source(f: Facts) -> bool:
+    """See whether training and held-out problems come from one dataset, or files; those of another one may well be harder."""
+    return bool(f.settings.get("data.train.name") == f.settings.get("data.eval.name"))
 
 
 @fact("held-out accuracy {}")
@@ -194,7 +199,8 @@ def not_asked(f: Facts) -> Share:
     words = [f"regexp_replace(trim({name}), '\\s+', ' ', 'g')" for name in ("prompt", "question")]
     (row,) = query(
         f.signals.run,
-        f"SELECT avg(CASE WHEN contains({words[0]}, {words[1]}) THEN 0 ELSE 1 END) AS share FROM rollouts WHERE stage = 'grpo'",
+        f"SELECT avg(CASE WHEN contains({words[0]}, {words[1]}) THEN 0 ELSE 1 END) AS share "
+        "FROM (SELECT prompt, question FROM rollouts WHERE stage = 'grpo' LIMIT 2000)",
     )
     return Share(row["share"] or 0.0)
 
