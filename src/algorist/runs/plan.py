@@ -120,7 +120,7 @@ def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> P
         AlgoristError: Any user's mistake that can be known before a model is loaded.
     """
     from algorist.models.load import check_model, pick_device
-    from algorist.training.grpo_setup import check_enough_problems, objective_of
+    from algorist.training.grpo_setup import check_enough_problems, check_rewards, objective_of
     from algorist.training.processes import Processes
     from algorist.training.training_arguments import check_optimizers
 
@@ -146,6 +146,7 @@ def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> P
     extensions.check(plan)
     if trains_grpo:
         check_enough_problems(len(problems.train), recipe.grpo)
+        check_rewards(recipe.grpo, draft.rewards)
     with kept_records() as probed:
         draft.rewards.probe(problems.train)
         problems = with_paid_demonstrations(recipe, problems, draft.rewards, draft.form)

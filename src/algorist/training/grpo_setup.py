@@ -130,7 +130,6 @@ def make_grpo_trainer(
             len(problems),
             batch,
         )
-    check_rewards(section, rewards)
     weights = dict(zip(rewards.names, rewards.weights, strict=True))
     objective = replace(objective_of(section, [*weights.values()]), reward_weights=weights)
     switch_off_dropout(unwrap(model))

@@ -66,6 +66,14 @@ def test_without_evaluations_there_is_no_baseline(tmp_path: Path) -> None:
     assert not run.summaries and not list((run.folder.path / "eval").glob("*"))
 
 
+def test_rewards_that_an_advantage_cannot_take_are_refused_before_the_run(tmp_path: Path) -> None:
+    rewards = "rewards=[correct, {name: soft_overlong, params: {max_tokens: 16, cache_tokens: 4}}]"
+    recipe = recipe_of(tmp_path, "sft.enabled=false", "grpo.enabled=true", "grpo.advantage=maxrl", rewards)
+    with pytest.raises(ConfigError, match="maxrl divides by the group's mean reward"):
+        run_recipe(recipe, display=Quiet())
+    assert not [*tmp_path.rglob("config.yaml")]
+
+
 def test_no_verb_checks_by_itself() -> None:
     """Each check is called in one place, of the draft or of the plan."""
     draft = ("check_names(", "with_pass_rates(", "Problems.load(", "check_stages(")
