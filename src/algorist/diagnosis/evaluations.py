@@ -50,24 +50,26 @@ def _before(f: Facts) -> str:
     return "sft" if f.settings.get("sft.enabled") else "base"
 
 
-def _accuracy(f: Facts, stage: str) -> Moments:
-    value = evaluated(f, stage)["metrics"].get("greedy_accuracy")
-    if value is None:
-        raise Unknown("evaluation")
-    right = value["value"] * value["n"]
+def _metric(f: Facts, stage: str, name: str = "greedy_accuracy") -> Moments:
+    """Return a share of the evaluation after a stage, of its problems (Unknown: there is none)."""
+    try:
+        value = evaluated(f, stage)["metrics"][name]
+        right = value["value"] * value["n"]
+    except (KeyError, TypeError):
+        raise Unknown(name) from None
     return Moments(value["n"], right, right)
 
 
 def _gain(f: Facts) -> tuple[float, float]:
     """Return the gain of held-out accuracy during GRPO, and its standard error."""
-    before, after = _accuracy(f, _before(f)), _accuracy(f, "grpo")
+    before, after = _metric(f, _before(f)), _metric(f, "grpo")
     variance = sum(m.mean * (1 - m.mean) / m.n for m in (before, after))
     return after.mean - before.mean, math.sqrt(max(variance, 1e-6))
 
 
 @fact("held-out accuracy before GRPO {}")
 def held_out_before(f: Facts) -> Share:
-    return Share(_accuracy(f, _before(f)).mean)
+    return Share(_metric(f, _before(f)).mean)
 
 
 @fact("right in the first window of rollouts {}")
@@ -97,7 +99,7 @@ def _same_source(f: Facts) -> bool:
 
 @fact("held-out accuracy {}")
 def held_out_course(f: Facts) -> str:
-    after = _accuracy(f, "grpo")
+    after = _metric(f, "grpo")
     return f"{f['held_out_before']} → {Share(after.mean)} ({f['held_out_errors']:+.1f} SE)"
 
 
@@ -109,12 +111,12 @@ def held_out_errors(f: Facts) -> float:
 
 @fact("{} of the evaluation's completions are cut off at {eval_limit} tokens")
 def evaluation_truncated(f: Facts) -> Share:
-    return Share(evaluated(f, "grpo")["metrics"]["truncated"]["value"])
+    return Share(_metric(f, "grpo", "truncated").mean)
 
 
 @fact("{} tokens")
 def eval_limit(f: Facts) -> int:
-    return int(evaluated(f, "grpo")["protocol"]["max_completion_tokens"])
+    return int(evaluated(f, "grpo").get("protocol", {}).get("max_completion_tokens") or 0)
 
 
 @fact("{} different problems")
@@ -183,10 +185,8 @@ def asked_otherwise(f: Facts) -> dict[str, Any] | None:
 @fact("{}")
 def answers_misread(f: Facts) -> str | None:
     """Compare strict and lenient accuracy of the first evaluation, where the format is right; None where they are near."""
-    shares = evaluated(f, _before(f))["metrics"]
-    strict, lenient, form = (
-        shares[key]["value"] for key in ("greedy_accuracy", "lenient_accuracy", "format")
-    )
+    names = ("greedy_accuracy", "lenient_accuracy", "format")
+    strict, lenient, form = (_metric(f, _before(f), name).mean for name in names)
     if form < READ or lenient < strict + MISREAD:
         return None
     return f"before GRPO {Share(strict)} of the answers are right as they are read, and {Share(lenient)} leniently"
@@ -244,7 +244,7 @@ def steps_done(f: Facts) -> int:
 
 
 def plugin_ends_run(f: Facts) -> bool:
-    stops = bool(f.settings.get("plugins")) and not f.settings.get("grpo.stop")
+    stops = bool(f.settings.get("plugins")) and not f.get("ended")
     return stops and f["steps_done"] < ENDED * f["grpo.max_steps"]
 
 

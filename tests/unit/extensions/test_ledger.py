@@ -130,6 +130,9 @@ def test_mass_on_tokens_is_that_of_float64() -> None:
         )
         expected["before_reply"] += mass[row, :2].sum() * (rollout.sampled is not None)
     sums = token_sums(rollouts, advantages, mask)
+    assert sums.pop("counted") == (mask.sum(), mask.sum())
+    mine = mask & (mask.cumsum(1) > 1)  # as a plugin leaves tokens out
+    assert token_sums(rollouts, advantages, mine)["counted"] == (mine.sum(), mask.sum())
     assert {n: s / w for n, (s, w) in sums.items()} == pytest.approx(
         {n: v / mass.sum() for n, v in expected.items()}
     )
