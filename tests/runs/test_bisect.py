@@ -62,7 +62,7 @@ def test_without_one_that_works_lines_are_set_to_what_does_nothing(
     result = bisected(str(bad), "--trials", "20")
     assert result["cause"] == ["grpo.temperature: 3.0 → 1.0"] and result["change"] == ["grpo.temperature=1.0"]
     few = bisected(str(bad), "--trials", "1")
-    assert not few["sure"] and len(few["cause"]) > 1
+    assert not few["sure"] and few["cause"] == result["cause"]  # the first trial is what diagnose proposes
     code, output, _ = verb("bisect", str(bad), "--trials", "1")
     assert code == 0 and "More trials tell" in output and "rollouts" in output
 

@@ -197,7 +197,8 @@ class Bisection:
         else:
             together, alone = neutral_suspects(self.recipe), self._alone()
         try:
-            if (proposed := self._proposed()) and (trial := self._try(proposed)).size and trial.learned:
+            proposed = [] if self.good is not None else self._proposed()
+            if proposed and (trial := self._try(proposed)).size and trial.learned:
                 self.cause = self._fewest(proposed, ())
                 return
             if together and (whole := self._try(together)).size and (whole.learned or self.good is not None):
@@ -205,7 +206,8 @@ class Bisection:
                 return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
-            best = max((t for t in tried if t.learned), key=lambda t: t.size, default=None)
+            known = self.end.before is not None  # else only rollouts tell, whose golds may be what is wrong
+            best = max((t for t in tried if t.learned or not known), key=lambda t: t.size, default=None)
             if best is not None and best.size:
                 self.cause = self._fewest(best.suspects, ())
         except Ended:
