@@ -91,7 +91,7 @@ def make_stock_trainer(
         rollout_func=_rollouts(engine, sampling_params(section, seed)) if engine is not None else None,
     )
     if on_rollouts is not None:
-        objective = objective_of(section)
+        objective = objective_of(section, rewards)
         recorder.send = lambda groups: on_rollouts(
             trainer.state.global_step, groups, advantages_of(groups, objective)
         )

@@ -201,7 +201,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "tokens_left_out": ("plugins=[HALF]", "grpo.max_steps=12"),
     "answers_misread": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=small"),
     "question_not_asked": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=short"),
-    "right_too_easily": ("plugins=[CHECKER]", "matcher=any_number"),
+    "matcher_accepts": ("plugins=[CHECKER]", "matcher=any_number"),
     "answers_without_steps": (
         *SFT, "sft.max_steps=60", "data.sft={name: local, path: ALONE}", "eval.enabled=true", "data.eval={name: local, path: UNSEEN}",
     ),

@@ -22,9 +22,8 @@ from algorist_grader.algebra.tree import Node, Unreadable
 from algorist_grader.text import clean
 from benchmarks.golds import datasets, golds
 from pairs import pairs
+from tests.marks import but
 
-LARGE = {"college math", "math train", "math test", "olympiadbench"}
-"""Datasets whose answers take long: for ``make test-long``."""
 MOST = int(os.environ.get("ALGORIST_GOLDS", 400))
 """Real gold answers of each dataset, drawn by its name; ``ALGORIST_GOLDS=10000`` takes all."""
 STAND_IN = (Path(__file__).parents[3] / "tests/data/golds.txt").read_text(encoding="utf-8").splitlines()
@@ -188,9 +187,7 @@ def test_no_changed_part_is_paid() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in datasets()]
-)
+@pytest.mark.parametrize("name", but(datasets(), "college math", "math train", "math test", "olympiadbench"))
 def test_no_changed_part_of_a_real_gold_is_paid(shared_data: Path, name: str) -> None:
     texts = list(dict.fromkeys(golds(name)))
     numbers = [gold for gold in texts if re.fullmatch(r"-?[\d.,]+", gold)]

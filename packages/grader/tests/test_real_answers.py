@@ -13,9 +13,8 @@ import pytest
 from algorist_grader import extract, grade, grade_many, why_unreadable
 from algorist_grader.markers import find_boxes, is_denied, outermost
 from benchmarks.golds import datasets, golds, rows
+from tests.marks import but
 
-LARGE = {"college math", "math train"}
-"""Datasets whose answers take long: for ``make test-long``."""
 # Neighbours that are equal though written differently: (gold, next gold).
 EQUAL_NEIGHBOURS = {
     "math test": {("\\frac{3}{4}", "\\frac34"), ("120^\\circ", "120"), ("7\\%", "7")},
@@ -28,9 +27,7 @@ EQUAL_NEIGHBOURS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in datasets()]
-)
+@pytest.mark.parametrize("name", but(datasets(), "college math", "math train"))
 def test_gold_against_itself_and_the_next(shared_data: Path, name: str) -> None:
     found = golds(name)
     assert len(found) >= 30

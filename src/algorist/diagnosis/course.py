@@ -30,8 +30,6 @@ MOST_OF_THEM = 0.5
 
 SEVERAL = 3
 """Gold answers of one question that are no slip of the data."""
-APART, SOLVED = 0.4, 0.9
-"""Difference of held-out and training accuracy that no temperature makes, and a training accuracy that leaves nothing to learn."""
 NEARLY_EVERY, HARDLY_ANY = 0.8, 0.2
 """Shares of problems that are no chance: of questions that end in their gold answer, and of solutions that do."""
 FELL_TO = 0.5
@@ -128,21 +126,6 @@ def _data_of(f: Facts) -> dict[str, str]:
         if row["question"]
     ]
     return odd_data(local_problems(f, "train"), f["demonstrations"]) | odd_data(sampled)
-
-
-@fact("accuracy {}")
-def held_out_apart(f: Facts) -> str | None:
-    """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start or are the harder ones."""
-    first, last = ends(f.signals.batches)
-    if f.get("far_above") or (f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1):
-        return f"before GRPO: {f['held_out_before']} on held-out problems, {f['first_rollouts']} on training ones"
-    if f.signals.run is None or not first:
-        return None
-    before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
-    held_out = f["held_out"]
-    if (before >= SOLVED and held_out <= before - APART) or held_out >= after + APART:
-        return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
-    return None
 
 
 @fact("a right completion earned {}")

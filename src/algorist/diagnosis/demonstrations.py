@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from algorist.diagnosis.rule import Facts, Share, Unknown, fact
+from algorist.diagnosis.rule import Facts, Share, fact
 from algorist.diagnosis.signals import NUMBER, same_number
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
@@ -105,16 +103,6 @@ def passes(f: Facts) -> float | None:
 def token_accuracy(f: Facts) -> Share | None:
     series = f.signals.series("mean_token_accuracy", f.stage)
     return Share(series[-1][1]) if series else None
-
-
-@fact("{} of the held-out problems are solved after the stage")
-def held_out(f: Facts) -> Share:
-    """Read the evaluation after a stage (Unknown: there is none)."""
-    if f.signals.run is not None:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            text = (f.signals.run / "eval" / f"{f.stage}.json").read_text(encoding="utf-8")
-            return Share(json.loads(text)["metrics"]["greedy_accuracy"]["value"])
-    raise Unknown("evaluation")
 
 
 def learned_by_heart(f: Facts) -> bool:

@@ -14,6 +14,8 @@ from algorist.diagnosis.signals import MIN_GROUPS, Moments, ends, pooled, same_n
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 
+APART, SOLVED = 0.4, 0.9
+"""Difference of held-out and training accuracy that no temperature makes, and a training accuracy that leaves nothing to learn."""
 FAR_BELOW, SOME = 0.3, 0.1
 """Part of the held-out accuracy, of at least the second, below which the first rollouts are not just sampled where the other is greedy."""
 OFTEN, AHEAD = 8, 0.25
@@ -40,10 +42,16 @@ ACCEPTED = 0.3
 
 def evaluated(f: Facts, stage: str) -> dict[str, Any]:
     """Return the evaluation after a stage, or of the ``base`` (Unknown: there is none)."""
-    if f.signals.run is not None:
-        with suppress(OSError, ValueError):
-            return dict(json.loads((f.signals.run / "eval" / f"{stage}.json").read_text(encoding="utf-8")))
+    with suppress(OSError, ValueError):
+        return dict(json.loads((_run(f) / "eval" / f"{stage}.json").read_text(encoding="utf-8")))
     raise Unknown("evaluation")
+
+
+def _run(f: Facts) -> Path:
+    """Return the folder of a run (Unknown: it still trains, or there is none)."""
+    if f.signals.run is None:
+        raise Unknown("run")
+    return f.signals.run
 
 
 def _before(f: Facts) -> str:
@@ -97,6 +105,26 @@ def _same_source(f: Facts) -> bool:
     return bool(f.settings.get("data.train.name") == f.settings.get("data.eval.name"))
 
 
+@fact("accuracy {}")
+def held_out_apart(f: Facts) -> str | None:
+    """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start or are the harder ones."""
+    first, last = ends(f.signals.batches)
+    if f.get("far_above") or (f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1):
+        return f"before GRPO: {f['held_out_before']} on held-out problems, {f['first_rollouts']} on training ones"
+    if f.signals.run is None or not first:
+        return None
+    before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
+    held_out = f["held_out"]
+    if (before >= SOLVED and held_out <= before - APART) or held_out >= after + APART:
+        return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
+    return None
+
+
+@fact("{} of the held-out problems are solved after the stage")
+def held_out(f: Facts) -> Share:
+    return Share(_metric(f, f.stage).mean)
+
+
 @fact("held-out accuracy {}")
 def held_out_course(f: Facts) -> str:
     after = _metric(f, "grpo")
@@ -109,21 +137,14 @@ def held_out_errors(f: Facts) -> float:
     return gain / error
 
 
-@fact("{} of the evaluation's completions are cut off at {eval_limit} tokens")
+@fact("{} of the evaluation's completions are cut off")
 def evaluation_truncated(f: Facts) -> Share:
     return Share(_metric(f, "grpo", "truncated").mean)
 
 
-@fact("{} tokens")
-def eval_limit(f: Facts) -> int:
-    return int(evaluated(f, "grpo").get("protocol", {}).get("max_completion_tokens") or 0)
-
-
 @fact("{} different problems")
 def distinct_problems(f: Facts) -> int:
-    if f.signals.run is None:
-        raise Unknown("run")
-    (row,) = query(f.signals.run, "SELECT count(DISTINCT problem_id) AS n FROM rollouts WHERE stage = 'grpo'")
+    (row,) = query(_run(f), "SELECT count(DISTINCT problem_id) AS n FROM rollouts WHERE stage = 'grpo'")
     return int(row["n"])
 
 
@@ -139,22 +160,18 @@ def rollout_batches(f: Facts) -> float:
 
 @fact("{} of the wrong completions have no reward")
 def wrong_without_reward(f: Facts) -> Share:
-    if f.signals.run is None:
-        raise Unknown("run")
     count = "count(*) FILTER (NOT correct AND reward IS NULL) AS none, count(*) FILTER (NOT correct) AS wrong"
     right = "count(*) FILTER (correct AND reward IS NOT NULL) AS paid"
-    (row,) = query(f.signals.run, f"SELECT {count}, {right} FROM rollouts WHERE stage = 'grpo'")
+    (row,) = query(_run(f), f"SELECT {count}, {right} FROM rollouts WHERE stage = 'grpo'")
     return Share(row["none"] / row["wrong"] if row["wrong"] and row["paid"] else 0.0)
 
 
 @fact("{}")
 def golds_in_words(f: Facts) -> str | None:
     """Count the answers that are numbers where the gold answer holds none; None where they are few."""
-    if f.signals.run is None:
-        return None
     words = "count(*) FILTER (NOT regexp_matches(gold, '[0-9]') AND regexp_matches(extracted, '[0-9]')) AS numbers"
     (row,) = query(
-        f.signals.run,
+        _run(f),
         f"SELECT {words}, count(*) AS n, any_value(gold) AS gold, any_value(extracted) AS answer FROM rollouts WHERE stage = 'grpo'",
     )
     if not row["n"] or row["numbers"] < MOSTLY_WORDS * row["n"]:
@@ -167,19 +184,12 @@ def asked_otherwise(f: Facts) -> dict[str, Any] | None:
     """Compare what the model carried of its prompt with what it was asked in the run: key of the recipe → its value in training."""
     from algorist.prompts.attached import attached
 
-    run = f.signals.run
-    folders = [Path(str(f.settings.get("model.name", ""))).expanduser()]
-    folders += [run / f.stage / "final"] if run is not None else []
-    known = [attached(folder) for folder in folders if folder.is_dir()]
-    if len(known) < 2 or None in known:
+    folders = (Path(str(f["model.name"])).expanduser(), _run(f) / f.stage / "final")
+    before, after = (attached(folder) if folder.is_dir() else None for folder in folders)
+    if before is None or after is None:
         return None
-    before, after = (prompt.recorded() for prompt in known if prompt is not None)
-    keys = {
-        "prompt_format": "prompt.format",
-        **{key: f"prompt.{key}" for key in ("tags", "system_prompt", "system_role", "template_kwargs")},
-    }
-    template = {"model.chat_template": None} if f.settings.get("model.chat_template") else {}
-    return {keys[k]: before.get(k) for k in keys if before.get(k) != after.get(k)} | template or None
+    template = {"model.chat_template": None} if f.get("model.chat_template") else {}
+    return {key: theirs for key, (theirs, _) in before.differences(after).items()} | template or None
 
 
 @fact("{}")
@@ -194,51 +204,33 @@ def answers_misread(f: Facts) -> str | None:
 
 @fact("{} of the rollouts have a prompt without their question")
 def not_asked(f: Facts) -> Share:
-    if f.signals.run is None:
-        raise Unknown("run")
     words = [f"regexp_replace(trim({name}), '\\s+', ' ', 'g')" for name in ("prompt", "question")]
-    (row,) = query(
-        f.signals.run,
-        f"SELECT avg(CASE WHEN contains({words[0]}, {words[1]}) THEN 0 ELSE 1 END) AS share "
-        "FROM (SELECT prompt, question FROM rollouts WHERE stage = 'grpo' LIMIT 2000)",
-    )
+    part = "(SELECT prompt, question FROM rollouts WHERE stage = 'grpo' LIMIT 2000)"
+    (row,) = query(_run(f), f"SELECT avg((NOT contains({words[0]}, {words[1]}))::INT) AS share FROM {part}")
     return Share(row["share"] or 0.0)
 
 
-@fact("{accepted_share} of the answers called right are another number than the gold answer, such as {}")
-def accepted(f: Facts) -> str:
-    return str(f["accepted_answers"][1])
-
-
 @fact("{}")
-def accepted_share(f: Facts) -> Share:
-    return Share(f["accepted_answers"][0])
-
-
-@fact("{}")
-def accepted_answers(f: Facts) -> tuple[float, str]:
-    if f.signals.run is None:
-        raise Unknown("run")
+def matcher_accepts(f: Facts) -> str | None:
+    """Count the answers called right whose number is not that of the gold answer; None where they are few."""
     rows = query(
-        f.signals.run,
+        _run(f),
         "SELECT DISTINCT extracted, gold FROM rollouts WHERE stage = 'grpo' AND correct AND extracted IS NOT NULL LIMIT 2000",
     )
-    pairs = [
-        (r["extracted"], r["gold"])
-        for r in rows
-        if same_number(r["extracted"], r["extracted"]) and same_number(r["gold"], r["gold"])
-    ]
-    others = [f"{one_line(a, 20)} for {one_line(gold, 20)}" for a, gold in pairs if not same_number(a, gold)]
-    if len(pairs) < MIN_GROUPS:
-        raise Unknown("answers")
-    return len(others) / len(pairs), next(iter(others), "")
+    pairs = [(row["extracted"], row["gold"]) for row in rows]
+    pairs = [pair for pair in pairs if all(same_number(text, text) for text in pair)]
+    others = [pair for pair in pairs if not same_number(*pair)]
+    if len(pairs) < MIN_GROUPS or len(others) < ACCEPTED * len(pairs):
+        return None
+    answer, gold = (one_line(text, 20) for text in others[0])
+    return f"{len(others)} of {len(pairs)} different answers that are called right are another number, such as {answer} for {gold}"
 
 
 @fact("{} of {grpo.max_steps} steps were done")
 def steps_done(f: Facts) -> int:
     """Count the steps of a finished stage (Unknown: it is not)."""
     lines = f.signals.lines.get(f.stage)
-    if not lines or f.signals.run is None or not (f.signals.run / f.stage / "final").is_dir():
+    if not lines or not (_run(f) / f.stage / "final").is_dir():
         raise Unknown("final")
     return int(lines[-1]["step"])
 
@@ -246,10 +238,6 @@ def steps_done(f: Facts) -> int:
 def plugin_ends_run(f: Facts) -> bool:
     stops = bool(f.settings.get("plugins")) and not f.get("ended")
     return stops and f["steps_done"] < ENDED * f["grpo.max_steps"]
-
-
-def right_too_easily(f: Facts) -> bool:
-    return f["accepted_share"] >= ACCEPTED
 
 
 def question_not_asked(f: Facts) -> bool:

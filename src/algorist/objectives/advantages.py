@@ -49,15 +49,16 @@ def advantage_named(name: str) -> Advantage:
     return function
 
 
-def probe_advantage(function: Advantage, group_size: int, weights: Sequence[float] = (1.0,)) -> None:
-    """Compute an advantage on two made-up groups, one of equal rewards, as ``losses.probe_loss`` does a loss.
+def probe_advantage(function: Advantage, group_size: int, weights: Sequence[float]) -> None:
+    """Compute an advantage on two made-up groups, one of equal rewards, as ``losses.probe_loss`` does a loss; the single rewards are alike.
 
     Raises:
         ConfigError: It raises, returns another shape or kind, or what is not finite.
     """
     import torch
 
-    rewards_PG, named = torch.stack([torch.arange(group_size) / group_size, torch.ones(group_size)]), {}
+    rewards_PG = torch.stack([torch.arange(group_size) / group_size, torch.ones(group_size)])
+    named = {}
     if "components_PGK" in inspect.signature(function).parameters:
         single_PGK = torch.stack([rewards_PG] * len(weights), -1)
         named = {"components_PGK": single_PGK, "weights_K": torch.tensor([*weights])}

@@ -98,6 +98,15 @@ LONGEST = 200_000
 """Characters of an entry: every prompt has its texts."""
 
 
+_RECIPE_KEYS = {
+    "prompt_format": "prompt.format",
+    **{key: f"prompt.{key}" for key in ("system_prompt", "tags", "template_kwargs", "system_role")},
+    "raw_template": "prompt.system_prompt",
+    "stop_strings": "eval.stop_strings",
+}
+"""What a model carries of its prompt (``Asked.recorded``) → the key of a recipe."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """Prompt settings of a model: the prompt format with its wording, and the end of a completion."""
@@ -119,6 +128,12 @@ class Asked:
             "max_completion_tokens": self.max_completion_tokens,
             "stop_strings": list(self.stop_strings),
         }
+
+    def differences(self, now: Asked) -> dict[str, tuple[Any, Any]]:
+        """Return the differences of another way to ask: key of a recipe → (this value, the other one)."""
+        mine, theirs = self.recorded(), now.recorded()
+        pairs = [(key, mine.get(name), theirs.get(name)) for name, key in _RECIPE_KEYS.items()]
+        return {key: (one, other) for key, one, other in pairs if one != other}
 
 
 def own_template(tokenizer: Any) -> str | None:

@@ -80,29 +80,15 @@ def attach_asking(tokenizer: Any, recipe: Recipe, form: PromptFormat) -> None:
 
 def warn_if_asked_otherwise(model: str, trained: Asked | None, now: Asked) -> None:
     """Say where a model is asked in another way than it was trained."""
-    if trained is None:
+    if trained is None or not (differ := trained.differences(now)):
         return
-    before, after = (asking.recorded() for asking in (trained, now))
-    differ = [key for key in _KEYS if before.get(key) != after.get(key)]
-    if not differ:
-        return
-    if differ[0] == "prompt_format":
-        shown, way = differ[:1], f"prompt.format={trained.prompt_format.name}"
-    else:
-        shown, way = differ, f"leave {' and '.join(_KEYS[key] for key in differ)} out of the recipe"
-    pairs = [(key, *_from_their_difference(before.get(key), after.get(key))) for key in shown]
-    said = "; ".join(f"{_KEYS[key]} was {theirs}, here {ours}" for key, theirs, ours in pairs)
+    way = f"leave {' and '.join(differ)} out of the recipe"
+    if form := differ.get("prompt.format"):
+        differ, way = {"prompt.format": form}, f"prompt.format={trained.prompt_format.name}"
+    shown = {key: [*_from_their_difference(*pair)] for key, pair in differ.items()}
+    said = "; ".join(f"{key} was {theirs}, here {ours}" for key, (theirs, ours) in shown.items())
     warning = "%s was trained with another prompt than this recipe asks with: %s. As in its training: %s"
     log.warning(warning, model, said, way)
-
-
-_KEYS = {
-    "prompt_format": "prompt.format",
-    **{key: f"prompt.{key}" for key in ("system_prompt", "tags", "template_kwargs", "system_role")},
-    "raw_template": "prompt.system_prompt",
-    "stop_strings": "eval.stop_strings",
-}
-"""What a model carries of its prompt (``Asked.recorded``) → the key of a recipe."""
 
 
 def _from_their_difference(before: Any, after: Any) -> Iterator[str]:

@@ -120,13 +120,13 @@ def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> P
         AlgoristError: Any user's mistake that can be known before a model is loaded.
     """
     from algorist.models.load import check_model, pick_device
-    from algorist.training.grpo_setup import check_enough_problems, check_rewards, objective_of
+    from algorist.training.grpo_setup import check_enough_problems, objective_of
     from algorist.training.processes import Processes
     from algorist.training.training_arguments import check_optimizers
 
     recipe = draft.recipe
     trains_grpo = recipe.grpo.enabled and "grpo" in draft.stages
-    objective = objective_of(recipe.grpo, [r.weight for r in recipe.rewards]) if trains_grpo else None
+    objective = objective_of(recipe.grpo, draft.rewards) if trains_grpo else None
     check_optimizers(recipe)
     processes = Processes.join(recipe.device)
     if recipe.eval.device is not None:
@@ -146,7 +146,6 @@ def make_plan(draft: Draft, *, say: Callable[[str], None] = lambda _: None) -> P
     extensions.check(plan)
     if trains_grpo:
         check_enough_problems(len(problems.train), recipe.grpo)
-        check_rewards(recipe.grpo, draft.rewards)
     with kept_records() as probed:
         draft.rewards.probe(problems.train)
         problems = with_paid_demonstrations(recipe, problems, draft.rewards, draft.form)

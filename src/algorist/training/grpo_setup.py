@@ -46,18 +46,19 @@ def check_enough_problems(problems: int, section: GRPOSection) -> None:
     )
 
 
-def objective_of(section: GRPOSection, weights: Sequence[float] = (1.0,)) -> Objective:
-    """Build the objective of a ``grpo`` section; an advantage is tried with as many rewards as there are ``weights``.
+def objective_of(section: GRPOSection, rewards: RewardSet) -> Objective:
+    """Build the objective of a ``grpo`` section and the recipe's rewards.
 
     Raises:
-        ConfigError: A function that cannot be loaded or used, or a parameter that the loss does not have.
+        ConfigError: A function that cannot be loaded or used with these rewards, or a parameter that the loss does not have.
     """
+    check_rewards(section, rewards)
     loss = loss_named(section.loss.name).with_settings(section.loss.parameters)
     if section.reduction is not None:
         loss = replace(loss, reduction=section.reduction)
     advantage = advantage_named(section.advantage)
     probe_loss(loss)
-    probe_advantage(advantage, section.group_size, weights)
+    probe_advantage(advantage, section.group_size, rewards.weights or [1.0])
     return Objective(
         loss=loss,
         advantage=advantage,
@@ -65,6 +66,7 @@ def objective_of(section: GRPOSection, weights: Sequence[float] = (1.0,)) -> Obj
         longest=section.max_completion_tokens,
         mask_truncated=section.mask_truncated_completions,
         skip=section.skip_zero_advantage,
+        reward_weights=dict(zip(rewards.names, rewards.weights, strict=True)),
     )
 
 
@@ -130,8 +132,6 @@ def make_grpo_trainer(
             len(problems),
             batch,
         )
-    weights = dict(zip(rewards.names, rewards.weights, strict=True))
-    objective = replace(objective_of(section, [*weights.values()]), reward_weights=weights)
     switch_off_dropout(unwrap(model))
     return AlgoristGRPOTrainer(
         model=model,
@@ -145,7 +145,7 @@ def make_grpo_trainer(
         seed=seed,
         matcher=matcher,
         on_rollouts=on_rollouts,
-        objective=objective,
+        objective=objective_of(section, rewards),
         output_dir=output_dir,
         device=device,
         extensions=extensions or Extensions.of(Recipe(grpo=section)),

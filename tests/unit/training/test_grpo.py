@@ -97,7 +97,9 @@ def test_steps_equal_stock_trl(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_by_its_name_alone_has_the_defaults_of_its_function(name: str) -> None:
-    objective = objective_of(load_recipe("quickstart", [f"grpo.loss={name}"]).recipe.grpo)
+    objective = objective_of(
+        load_recipe("quickstart", [f"grpo.loss={name}"]).recipe.grpo, build_rewards(["correct"], raw_format())
+    )
     generator = torch.Generator().manual_seed(1)
     log_probs, old = torch.randn(2, 6, 9, generator=generator) - 2
     advantages, mask = torch.randn(6, 1, generator=generator), torch.ones(6, 9, dtype=torch.bool)

@@ -258,8 +258,7 @@ def left_by_norm(f: Facts) -> float | None:
 
 
 def entropy_bonus_too_large(f: Facts) -> bool:
-    least = MUCH_BONUS / 2 if f.settings.get("grpo.entropy_control") else 0.0  # its weight grows in the run
-    return _rules(f, "entropy", f.number("grpo.entropy_bonus", 0.0) or least, MUCH_BONUS)
+    return _rules(f, "entropy", f.number("grpo.entropy_bonus", 0.0), MUCH_BONUS)
 
 
 def penalty_too_large(f: Facts) -> bool:
@@ -269,7 +268,7 @@ def penalty_too_large(f: Facts) -> bool:
 def _rules(f: Facts, term: str, weight: float, much: float) -> bool:
     """Return whether a term rules the gradient, or has a weight that does, while the accuracy does not rise."""
     share = abs(f.get("term_shares", {}).get(term, 0.0))
-    return weight > 0 and (share >= RULING or weight >= much) and not rises(f)
+    return (share >= RULING or weight >= much) and not rises(f)
 
 
 CHANGE: dict[str, Changes] = {
