@@ -179,7 +179,7 @@ def golds_in_words(f: Facts) -> str | None:
     return f"{row['numbers']} of {row['n']} completions answer with a number, such as {one_line(row['answer'], 20)} where the gold answer is {one_line(row['gold'], 20)}"
 
 
-@fact("{}")
+@fact("other than in its training, where it was: {}")
 def asked_otherwise(f: Facts) -> dict[str, Any] | None:
     """Compare what the model carried of its prompt with what it was asked in the run: key of the recipe → its value in training."""
     from algorist.prompts.attached import attached
