@@ -25,7 +25,7 @@ from algorist.training.batch import Batch
 from algorist.training.extension import Extensions
 from algorist.training.part_size import head_bytes, kept_per_token, state_bytes, tokens_in, tokens_that_fit
 
-HOLES, ADAPTER_HOLES = 0.1, 0.4
+HOLES, ADAPTER_HOLES = 0.25, 0.4
 """Memory that the C allocator keeps in holes between what stays and what is freed, as a share of the activations (CPU only;
 measured with benchmarks/memory_plan.py: adapters make several short-lived tensors in each layer)."""
 

@@ -155,7 +155,8 @@ def head_bytes(base: Any, completions: int, precision: Precision, device: torch.
     own = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk + 4 * completions * width
     # Its weights' gradient is made beside the one that it is added to, of 16-bit products in both types.
     product = 4 + (precision.compute in HALF) * (4 + precision.compute.itemsize)
-    return own + product * learned
+    embedding = base.get_input_embeddings().weight  # its gradient is made whole beside that, tied or not
+    return own + product * learned + embedding.nbytes * embedding.requires_grad
 
 
 def tokens_that_fit(
@@ -176,7 +177,7 @@ def tokens_that_fit(
     # Before the forwards, which leave parts of a sharded model whole.
     trained = [p for p in model.parameters() if p.requires_grad]
     states = 0 if optimizer is not None and optimizer.state else state_bytes(section.optim)
-    coming += sum(own_part(p).numel() * (p.element_size() + states) for p in trained)
+    coming += sum(own_part(p).numel() * (p.element_size() * (p.grad is None) + states) for p in trained)
     precision = Precision(weight_dtype(base), compute_dtype(base))
     if not on_gpu(device):
         coming += head_bytes(base, COMPLETION_TOKENS, precision, device)

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from algorist.models.memory import trim_heap
@@ -105,11 +105,16 @@ class Passes:
     def run(self, batch: Batch, rows: Sequence[int], one_pass: Callable[[list[int], bool], None]) -> None:
         """Do ``one_pass`` (rows, idle) for each part of a step."""
         trim_heap(batch.mask.device)
+        on_cpu = batch.mask.device.type == "cpu" and self.loop.model_wrapped is self.loop.model
+        made = _make_gradients(self.loop.model) if on_cpu and self.shared is None else []
         for part, idle in self.parts(batch, rows):
             if self.shared is None:
                 one_pass(part, idle)
             else:
                 self.shared.run(partial(one_pass, part, idle))
+        for parameter in made:
+            if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not depend on it
+                parameter.grad = None
 
     def parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """Yield the parts of a step as (rows, idle), and let gradients be reduced in the last.
@@ -153,3 +158,14 @@ class Passes:
             self.part_tokens,
         )
         return True
+
+
+def _make_gradients(model: nn.Module) -> list[nn.Parameter]:
+    """Make the gradients that a model lacks, one after the other, and return their parameters.
+
+    Made in the backward pass they would lie between its activations, whose memory the next part's do not fit into.
+    """
+    lacking = [p for p in model.parameters() if p.requires_grad and p.grad is None]
+    for parameter in lacking:
+        parameter.grad = torch.zeros_like(parameter)
+    return lacking

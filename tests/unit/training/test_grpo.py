@@ -338,6 +338,24 @@ def test_parts_of_any_size_are_the_same_step(tmp_path: Path) -> None:
         assert float((runs[0] - other).norm() / runs[0].norm()) < 1e-5
 
 
+def test_gradients_are_made_before_the_first_pass_and_stay_where_the_loss_reaches(tmp_path: Path) -> None:
+    """One after the other, so that they leave no holes between activations; a weight that nothing uses keeps none, and does not decay."""
+    model, seen = make_model(), []
+    model.unused = torch.nn.Parameter(torch.ones(3))
+    trainer = make_trainer(tmp_path, model, weight_decay=0.5, learning_rate=0.05, optim="adamw_torch")
+    trainer.passes.part_tokens = 12
+
+    def look(*_: Any) -> None:
+        if torch.is_grad_enabled():
+            seen.append(sum(p.grad is None for p in model.parameters()))
+
+    model.get_input_embeddings().register_forward_hook(look)
+    before = parameters_of(trainer)
+    trainer.train()
+    assert len(seen) > 3 and not any(seen)
+    assert bool((model.unused == 1).all()) and float((parameters_of(trainer) - before).norm()) > 1e-3
+
+
 @pytest.mark.slow
 def test_the_reference_is_the_policy_that_was_passed(tmp_path: Path) -> None:
     """Also for a model from scratch, whose config names no folder, and after SFT, whose config names the base model."""
