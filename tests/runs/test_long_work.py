@@ -51,6 +51,21 @@ def test_lines_of_long_work_come_soon_and_then_seldom(monkeypatch: pytest.Monkey
     assert gaps[0] <= 5 and max(gaps) <= 20 and len(said) < 25
 
 
+def test_slow_steps_are_shown_however_many_are_to_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("algorist.store.run_log.time.monotonic", lambda: now[0])
+    display = Lines()
+    display.say("sft begins")
+    for step in range(1, 101):
+        now[0] += 35
+        display.step("sft", step, 2000, {"loss": 0.5}, 1000.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "sft 1/2000 · loss 0.5 · 16:40 left"
+    assert 40 < len(lines) < 100, "a line for each step at first, then every second and third"
+
+
 def test_samples_subjects_and_leftovers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"question": f"What is {n}?", "answer": str(n), "subject": ("odd" if n % 2 else "even")}

@@ -334,7 +334,7 @@ class TerminalDisplay(Lines):
         line = step_line(stage, step, steps, values, seconds_left, width=self.console.width)
         if self._live:
             self._bar(stage, step, steps, line.split(" · ")[1])
-        if (stage == "grpo" or not self._live) and self._work.step_is_due(stage, step, steps):
+        if (stage == "grpo" or not self._live) and self._work.step_is_due(stage, step, steps, bar=self._live):
             self.say(line)
 
     def progress(self, stage: str, done: int, total: int) -> None:

@@ -44,14 +44,15 @@ class LongWork:
         self._began: dict[str, float] = {}
         self._shown: dict[str, int] = {}
 
-    def step_is_due(self, stage: str, step: int, steps: int) -> bool:
-        """Return whether a training step has a line: the last one, and every k-th, k being 1, 2, 5, 10, 20, 50 …."""
+    def step_is_due(self, stage: str, step: int, steps: int, *, bar: bool = False) -> bool:
+        """Return whether a training step has a line: the last one, every k-th, k being 1, 2, 5, 10, 20, 50 …, or without a bar the one
+        after a long silence."""
         most, before = MOST_LINES.get(stage, MOST_OTHERS), self._shown.get(stage, 0)
         sizes = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
         every = next(size for size in sizes if size * most >= steps)
         due = step // every > before // every or step == steps
         self._shown[stage] = step if due else before
-        return due
+        return due or not (bar or self.line(stage, step, steps) is None)
 
     def line(self, stage: str, done: int, total: int) -> str | None:
         """Return the line that is due, or None."""
