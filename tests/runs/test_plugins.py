@@ -299,7 +299,7 @@ def test_a_source_of_models_an_export_and_a_probe_of_a_file(tmp_path: Path, verb
             "extension 'wrong': seen() returned metrics that are not numbers",
         ),
         ("def problems(self, sampled, sampler): sampled.problems = []", "'wrong': problems() left 0 of 4"),
-        ("def loss(self, part): return part.terms", "'wrong': loss() returned list; expected NoneType"),
+        ("def loss(self, inputs): return inputs.terms", "'wrong': loss() returned list; expected NoneType"),
         ("def open(self, run): return 1", "'wrong': open() returned int; expected Callable or NoneType"),
         (
             "def state_dict(self): import threading; return {'l': threading.Lock()}",

@@ -43,7 +43,7 @@ def test_diagnose_says_which_tag_is_missing(forgetful: Path, tmp_path: Path, ver
     recipe = load_recipe("smoke-cpu", [*more, f"model.name={forgetful}", "grpo.max_steps=2"]).recipe
     run_recipe(recipe, display=Quiet())
     code, out, _ = verb("diagnose", str(tmp_path / "r"))
-    assert code == 1 and "</reasoning> is missing in 32 of 32 rollouts" in out
+    assert code == 1 and "32 of 32 rollouts lack </reasoning> alone" in out
     assert "no_reasoning_close 32" in out
     _, out, _ = verb("diagnose", str(tmp_path / "r"), "--json")
     assert json.loads(out)["missing_tags"] == {"</reasoning>": 32}

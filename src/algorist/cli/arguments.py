@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.errors import CheckpointError, ConfigError, nearest
-from algorist.store.stages import LAST_FIRST, STAGES
+from algorist.store.run_folder import RunFolder
+from algorist.store.stages import LAST_FIRST, STAGES, lost_model
 
 if TYPE_CHECKING:
     from algorist.config.schema import Recipe
@@ -151,6 +152,12 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
             return model, None
     if _is_run(folder):
         trained = _model_in(folder)
+        finished = RunFolder(folder).stages()
+        if lost := next((s for s in LAST_FIRST if s in finished and lost_model(folder, s)), None):
+            raise CheckpointError(
+                f"{lost} of {folder} is finished, but its model, {folder / lost / 'final'}, is gone. Make it again: algorist run … "
+                "--resume; or name another one: --model FOLDER"
+            )
         if trained is None:
             raise CheckpointError(
                 f"{folder} has no trained model yet; continue it with algorist run … --resume"

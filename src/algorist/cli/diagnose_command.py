@@ -46,7 +46,7 @@ class Diagnosis(Result):
             yield Line("what moved the weights, median over the steps:", "bold")
             yield from (f"  {line}" for line in self.moved)
         for tag, count in self.missing_tags.items():
-            yield f"{tag} is missing in {count} of {seen['rollouts']} rollouts; the answer in them is not read"
+            yield f"{count} of {seen['rollouts']} rollouts lack {tag} alone; the answer in them is not read"
         if self.not_explained:
             yield Line(f"{self.run}: not explained", "bold yellow")
             yield f"{self.not_explained}; none of {len(all_rules())} rules says why. Looked at {looked}."

@@ -63,7 +63,7 @@ def evaluate_model(
     model: ModelArgument = None,
     data: Annotated[list[str] | None, typer.Option("--data", "--dataset")] = None,
     path: str | None = None,
-    split: str = "test",
+    split: str | None = None,
     limit: Annotated[int | None, typer.Option(min=1)] = None,
     protocol: Annotated[str | None, typer.Option(help=PROTOCOLS)] = None,
     samples: Annotated[int | None, typer.Option(min=0)] = None,
@@ -89,7 +89,7 @@ def evaluate_model(
         data: Adapter (algorist data list) or file, then ,key=value (path, limit, split, columns, …); may be repeated.
             The run's own held-out set when left out.
         path: The --data adapter's local file or folder instead of the hub.
-        split: Split of the datasets.
+        split: Split of the datasets; the recipe's, or test, when left out.
         limit: Only the first N problems of each.
         samples: Sampled completions per problem for pass@k; the run's when left out.
         name: Name of the artifact; else model and dataset.
@@ -276,7 +276,7 @@ def _benchmarks(
     recipe: Recipe,
     data: list[str] | None,
     *,
-    split: str,
+    split: str | None,
     path: str | None,
     limit: int | None,
     name: str | None,
@@ -285,7 +285,7 @@ def _benchmarks(
     from algorist.evaluation.benchmark_option import Benchmark, read_benchmarks
 
     if data:
-        benchmarks = read_benchmarks(data, split=split, path=path, limit=limit)
+        benchmarks = read_benchmarks(data, split=split or "test", path=path, limit=limit)
         if name is not None and len(benchmarks) > 1:
             raise ConfigError(
                 f"--name {name} would name {len(benchmarks)} artifacts; leave it out, or take --out FOLDER"
@@ -293,7 +293,8 @@ def _benchmarks(
         return benchmarks
     if path is not None:
         raise ConfigError(f"--path needs the dataset it belongs to: --data NAME --path {path}")
-    section = recipe.data.eval.model_copy(update={"limit": limit or recipe.data.eval.limit})
+    changes = {"limit": limit or recipe.data.eval.limit, "split": split or recipe.data.eval.split}
+    section = recipe.data.eval.model_copy(update=changes)
     return [Benchmark(f"{section.name}-{section.split}", section)]
 
 

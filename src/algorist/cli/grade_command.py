@@ -16,6 +16,7 @@ from algorist.cli.audit_command import audit
 from algorist.cli.terminal import Line, Result, TableResult, View, say, table, verb
 from algorist.errors import ConfigError
 from algorist.store.run_log import without_warnings
+from algorist.store.safe_text import number_text
 
 app = typer.Typer(add_completion=False)
 regrade_app = typer.Typer(add_completion=False)
@@ -121,7 +122,7 @@ class GradedAgain(Result):
         for row in self.shown:
             yield Line(
                 f"step {row['step']} · problem {row['problem_id']} · gold {row['gold']} · read {row['extracted']} · "
-                f"{row['reason']} → {row['new_reason']} · reward {row['reward']:.3f} → {row['new_reward']:.3f}"
+                f"{row['reason']} → {row['new_reason']} · reward {number_text(row['reward'])} → {number_text(row['new_reward'])}"
             )
 
     def code(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.terminal import Line, Result, View, say, table, verb
-from algorist.store.safe_text import one_line
+from algorist.store.safe_text import number_text, one_line
 
 app = typer.Typer(add_completion=False)
 
@@ -65,7 +65,10 @@ def inspect(
     if sql is not None:
         rows = query(run.parent.parent if of_evaluation else run, sql)
     elif of_evaluation:
-        rows = _samples(run, problem, reason, correct, contains)[:limit]
+        rows = _samples(run, problem, reason, correct, contains)
+        if (key := sort.removeprefix("-")) != "step":
+            rows.sort(key=lambda row: row.get(key) or 0.0, reverse=sort.startswith("-"))
+        rows = rows[:limit]
     else:
         every = sql is None and not as_json
         rows = rollouts(
@@ -135,8 +138,9 @@ def _why_none(run: Path, sql: str | None) -> str:
 
 
 def _rollout(row: dict[str, Any]) -> str:
+    reward, advantage = number_text(row["reward"]), number_text(row["advantage"], "{:+.3f}")
     head = (
-        f"step {row['step']} · problem {row['problem_id']} · reward {row['reward']:.3f} · advantage {row['advantage']:+.3f} · "
+        f"step {row['step']} · problem {row['problem_id']} · reward {reward} · advantage {advantage} · "
         f"{row['reason']} · read {row['extracted']} · gold {row['gold']} · {row['completion_tokens']} tokens"
     ) + (f" · {row['copies']} times" if row["copies"] > 1 else "")
     return f"{head}\n{row['question']}\n→ {_text(row)}\n"

@@ -240,10 +240,10 @@ def _read_with_parents(name: str, chain: tuple[str, ...], base: Path | None = No
         raise ConfigError(
             f"recipe {label}: extends forms a loop or is too deep: {' → '.join((*chain, label))}"
         )
-    values = read_yaml(text, f"recipe {label}") or {}
+    values = read_yaml(text, f"recipe {label}")
     if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
         raise ConfigError(
-            f"recipe {label}: expected keys and values at the top, found {type(values).__name__}"
+            f"recipe {label}: expected keys and values at the top, found {'nothing' if values is None else type(values).__name__}"
         )
     parents = _parents(values.pop("extends", []), f"recipe {label}")
     values = _numbers(values)

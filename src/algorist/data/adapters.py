@@ -398,7 +398,8 @@ def load_local(source: Source) -> list[Problem]:
     where = source.path or source.hub or "local"
     if not source.columns and isinstance(rows[0].get("reward_model"), dict) and "answer" not in rows[0]:
         return to_problems(rows, PUBLISHED["dapo"], where=where)
-    names = pick_columns(rows[0], source.columns, where=where)
+    every = rows[0] | {name: value for row in rows for name, value in row.items() if name not in rows[0]}
+    names = pick_columns(every, source.columns, where=where)
     way, decimal = source.params.get("answer_from", "auto"), source.params.get("decimal", ".")
     if way not in ("as_is", "hash", "boxed", "auto"):
         raise DataError(f"data.….params.answer_from is '{way}'; expected as_is, hash, boxed or auto")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from algorist.store.safe_text import printable
 from algorist.types import Problem
 from algorist_grader import grade, is_text_only, last_boxed, numeric_value, why_unreadable
-from algorist_grader.markers import hash_answers
+from algorist_grader.markers import hash_answer
 from algorist_grader.text import stripped
 
 _LOCAL = r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,|\{,\})\d+"
@@ -20,15 +20,14 @@ _THOUSANDS = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+(?!\d)")
 
 
 def extract_hash_answer(text: str) -> str:
-    """Return the rest of the line after ``####``, stripped; without a marker the whole text, stripped."""
-    if "####" not in text:
-        return text.strip()
-    return next(iter(hash_answers(text)), "")
+    """Return the rest of the line after the last ``####``, stripped; without a marker the whole text, stripped."""
+    return (hash_answer(text) or "") if "####" in text else text.strip()
 
 
 def clean_solution(text: str) -> str:
     """Return the worked steps without calculator annotations ``<<…>>`` and without the answer line."""
-    return re.sub(r"<<[^<>]*>>", "", text.partition("####")[0]).strip()
+    steps, mark, answer = text.rpartition("####")
+    return re.sub(r"<<[^<>]*>>", "", steps if mark else answer).strip()
 
 
 def stated_gold(value: object, way: str) -> object:

@@ -88,6 +88,12 @@ def _problems(rows: Any, dataset: str) -> list[Problem]:
                 f"dataset '{dataset}' made {ascii(row)[:200]}; expected a list of Problem, each field of it a text: "
                 f"{', '.join(wrong)}"
             )
+    questions = {row.id: row.question for row in rows}
+    if twice := next((row for row in rows if questions[row.id] != row.question), None):
+        raise DataError(
+            f"dataset '{dataset}' has two questions with the id '{twice.id}': {twice.question[:60]!r} and {questions[twice.id][:60]!r}; "
+            "expected an id of its own for each"
+        )
     return rows
 
 
@@ -163,6 +169,7 @@ def with_solutions(problems: list[Problem]) -> list[Problem]:
             f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
             "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
         )
+    _say_left_out("sft", len(problems), len(solved), "they have no worked solution")
     return solved
 
 

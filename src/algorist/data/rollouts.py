@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -54,13 +55,14 @@ def load_rollouts(source: Source) -> list[Problem]:
             f"rollouts: {error}; give a run with rollouts, such as data.sft.params.run=runs/quickstart"
         ) from None
     form = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
-    known = {p.id: p for p in load_problems(recipe.data.train)}
+    # Filters by a prompt's length, which want a tokenizer, come before the limit: the run may have others of the problems.
+    known = {p.id: p for p in load_problems(recipe.data.train.model_copy(update={"limit": None}))}
     rows = _rollouts(run, params)
     by_problem: dict[str, list[tuple[dict[str, Any], str, str]]] = {}
     unreadable = repeated = strangers = 0
     seen: set[tuple[str, str, str]] = set()
     for row in rows:
-        read = read_demonstration(row["completion"], form, strict=params.well_formed)
+        read = read_demonstration(row, form, strict=params.well_formed)
         if read is None:
             unreadable += 1
         elif row["problem_id"] not in known:
@@ -113,10 +115,12 @@ def _rollouts(run: Path, params: _Params) -> list[dict[str, Any]]:
         raise DataError(f"rollouts: {error}") from None
 
 
-def read_demonstration(completion: str, form: PromptFormat, *, strict: bool = True) -> tuple[str, str] | None:
-    """Return (reasoning, answer) of a completion, or None when it cannot be shown as a demonstration."""
-    parsed = form.parse(completion)
-    reasoning = parsed.reasoning if any(form.tags.all()) else completion.strip()
+def read_demonstration(
+    row: Mapping[str, Any], form: PromptFormat, *, strict: bool = True
+) -> tuple[str, str] | None:
+    """Return (reasoning, answer) of a row's completion, or None when it cannot be shown as a demonstration."""
+    parsed = form.read(row["completion"], row["prompt"] or "")
+    reasoning = parsed.reasoning if any(form.tags.all()) else row["completion"].strip()
     if not reasoning or not parsed.answer or (strict and not parsed.well_formed):
         return None
     return reasoning, parsed.answer
@@ -129,5 +133,5 @@ def pick(
     if order == "shortest":
         demonstrations = sorted(demonstrations, key=lambda item: item[0]["completion_tokens"])
     elif order == "best":
-        demonstrations = sorted(demonstrations, key=lambda item: -item[0]["reward"])
+        demonstrations = sorted(demonstrations, key=lambda item: -(item[0]["reward"] or 0.0))
     return demonstrations[:count]

@@ -10,7 +10,7 @@ from typing import Any
 from algorist.errors import CheckpointError
 from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import summarise
-from algorist.evaluation.run import Alone, EvaluationSetting, Peers, Progress, evaluate, fingerprint
+from algorist.evaluation.run import Alone, EvaluationSetting, Peers, Progress, code_of, evaluate, fingerprint
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
 from algorist.rollouts.base import RolloutEngine
@@ -95,7 +95,9 @@ def mark_of(
     rewards: RewardSet | None,
 ) -> str:
     """Return the fingerprint of an evaluation (see ``run.fingerprint``)."""
-    weighted = [(r.__name__, r.weight, r.params) for r in rewards or ()]
+    weighted = [
+        (r.__name__, r.weight, r.params, code_of(getattr(r.function, "path", ""))) for r in rewards or ()
+    ]
     return fingerprint(model, problems, prompt_format, _protocol(setting, prompt_format, ks), weighted)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from algorist.config import load_recipe
+from algorist.config.load import load_run_recipe
 from algorist.data import load_problems
+from algorist.errors import DataError
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.store.read import query
@@ -23,7 +25,7 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
         ConfigError: Unknown matcher, or a recipe that no longer loads.
     """
     steps = [row["step"] for row in query(run, "SELECT DISTINCT step FROM rollouts ORDER BY step")]
-    recipe = load_recipe(str(run / "config.yaml")).recipe
+    recipe = load_run_recipe(run, runs="all")
     name = matcher or recipe.matcher
     MATCHERS.get(name)
     form = get_format(
@@ -31,7 +33,9 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
     )
     rewards = build_rewards(recipe.rewards, form, matcher=name)
     checked = query(run, "SELECT 1 FROM rollouts WHERE checker IS NOT NULL LIMIT 1")
-    known = {p.id: p for p in load_problems(recipe.data.train)} if checked else {}
+    known: dict[str, Problem] = {}
+    with nullcontext() if checked else suppress(DataError):  # columns that rewards read
+        known = {p.id: p for p in load_problems(recipe.data.train.model_copy(update={"limit": None}))}
     moves: Counter[str] = Counter()
     changed: list[dict[str, Any]] = []
     total = before = after = verdicts = paid = 0
@@ -44,10 +48,12 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
             tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
             rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict)
             group = Group(problem, row["prompt"] or "", [], [rollout])
-            reward = rewards.pay([group])[0].rollouts[0].reward or 0.0
+            reward = rewards.pay([group])[0].rollouts[0].reward
             total, before, after = total + 1, before + bool(row["correct"]), after + verdict.correct
             other_verdict = (bool(row["correct"]), row["reason"]) != (verdict.correct, verdict.reason)
-            other_reward = abs(reward - row["reward"]) > 1e-6
+            other_reward = (reward is None) != (row["reward"] is None) or abs(
+                (reward or 0.0) - (row["reward"] or 0.0)
+            ) > 1e-6
             verdicts, paid = verdicts + other_verdict, paid + other_reward
             if other_verdict:
                 moves[f"{row['reason']} → {verdict.reason}"] += 1

@@ -48,7 +48,8 @@ def fingerprint(
 ) -> str:
     """Return 16 hexadecimal digits that change with anything the samples of an evaluation depend on.
 
-    A model folder counts with the names, sizes and times of its files, a hub model with its name.
+    A model folder counts with the names, sizes and times of its files, a hub model with its name, code of checkers and rewards with
+    what it says.
     """
     files: list[Any] = []
     if Path(model).is_dir():
@@ -58,12 +59,19 @@ def fingerprint(
         "algorist": __version__,
         "model": str(model),
         "files": files,
-        "problems": [(p.id, p.question, p.answer) for p in problems],
+        "problems": [p.columns() for p in problems],
+        "checkers": sorted((c, code_of(c.rpartition(":")[0])) for c in {p.checker for p in problems}),
         "prompt": repr(prompt_format),
         "setting": dict(setting),
         "rewards": [str(r) for r in rewards],
     }
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+
+
+def code_of(file: Path | str) -> str:
+    """Return the SHA-256 of a user's file as digits; an empty text where there is none."""
+    path = Path(file)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 class Pulse:
@@ -205,6 +213,7 @@ class EvaluationSetting:
     stop_strings: tuple[str, ...] = ()
     protocol: str = ""
     top_k: int = 0
+    min_p: float = 0.0
 
     @classmethod
     def from_section(
@@ -223,7 +232,7 @@ class EvaluationSetting:
             graded = f"{self.protocol}@{known.version}"
             name = graded if known.is_kept_by(self, prompt_format.name) else f"{name}, graded as {graded}"
         settings = asdict(self) | {"stop_strings": list(self.stop_strings)}
-        for key in ("stop_strings", "protocol", "top_k"):  # as artifacts without them say it
+        for key in ("stop_strings", "protocol", "top_k", "min_p"):  # as artifacts without them say it
             if not settings[key]:
                 del settings[key]
         kwargs = prompt_format.template_kwargs
@@ -331,9 +340,8 @@ def _collect(
     most, stops = setting.max_completion_tokens, setting.stop_strings
     best = SamplingParams(temperature=0.0, max_new_tokens=most, stop_strings=stops)
     seed = setting.seed + start
-    drawn = replace(
-        best, temperature=setting.temperature, top_p=setting.top_p, top_k=setting.top_k, seed=seed
-    )
+    filtered = replace(best, top_p=setting.top_p, top_k=setting.top_k, min_p=setting.min_p)
+    drawn = replace(filtered, temperature=setting.temperature, seed=seed)
     sample = partial(collect, engine, tokenizer, batch, prompt_format, matcher=setting.matcher)
     each = len(batch) / max(1, int(greedy) + setting.samples)
     parts: list[list[Group]] = []

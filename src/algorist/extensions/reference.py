@@ -44,15 +44,15 @@ class KLPenalty(Extension):
             log_probs = policy.log_probs_of(batch, model=model)
         return replace(batch, extra={**batch.extra, NAME: log_probs})
 
-    def loss(self, part: LossInputs) -> None:
+    def loss(self, inputs: LossInputs) -> None:
         from algorist.objectives import k3, ratio_of
 
-        log_probs, batch = part.inside, part.batch
+        log_probs, batch = inputs.inside, inputs.batch
         old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         kl = k3(log_probs, batch.extra[NAME].masked_fill(~batch.mask, 0.0))
         kl = kl * ratio_of(log_probs, old, batch.mask, self.importance)
-        part.metrics.add("kl", kl, batch.mask)
-        part.terms.append(self.beta * kl)
+        inputs.metrics.add("kl", kl, batch.mask)
+        inputs.terms.append(self.beta * kl)
 
 
 class Reference:

@@ -128,9 +128,9 @@ class Weights(Extension):
         share = self.section.top_entropy_share
         return batch if share == 1 else count_top_entropy(batch, policy, share)
 
-    def loss(self, part: LossInputs) -> None:
+    def loss(self, inputs: LossInputs) -> None:
         if self.section.off_policy_mask is not None:
-            mask_off_policy(part, self.section.off_policy_mask)
+            mask_off_policy(inputs, self.section.off_policy_mask)
 
     def seen(self, event: Event) -> Control | None:
         if event.kind != "gradient" or self.section.entropy_control is None:
@@ -257,22 +257,22 @@ def count_top_entropy(batch: Batch, policy: PolicyTrainer, share: float) -> Batc
     return counted(batch, mask.float())
 
 
-def mask_off_policy(part: LossInputs, threshold: float) -> None:
+def mask_off_policy(inputs: LossInputs, threshold: float) -> None:
     """Leave out completions of negative advantage that the policy has already moved away from; what sampled is compared, where known.
 
     Source: DeepSeek-V3.2 (2512.02556) eq. 9.
     """
     from algorist.objectives import on_policy_sequences
 
-    batch = part.batch
+    batch = inputs.batch
     sampler = batch.sampler_log_probs if batch.sampler_log_probs is not None else batch.old_log_probs
     if sampler is None:
         return
     if batch.old_log_probs is not None:  # a replayed group has its sampler's log-probs there
         sampler = sampler.where(~sampler.isnan(), batch.old_log_probs)
-    learned = on_policy_sequences(part.inside, sampler, batch.advantages, batch.mask, threshold)
-    part.metrics.add("off_policy_mask/masked", (~learned).float(), batch.mask)
-    part.factors.append(learned.float())
+    learned = on_policy_sequences(inputs.inside, sampler, batch.advantages, batch.mask, threshold)
+    inputs.metrics.add("off_policy_mask/masked", (~learned).float(), batch.mask)
+    inputs.factors.append(learned.float())
 
 
 def follow_entropy(

@@ -298,8 +298,10 @@ def _pretrained(
             "--merge --to FOLDER, then model.name=FOLDER"
         )
     if looks_local and not (local / "config.json").is_file():
+        models = sorted(map(str, local.glob("*/final")))
+        instead = f"; it is a run, whose models are {', '.join(models)}" if models else ""
         raise ConfigError(
-            f"model.name is '{section.name}', but there is no model folder at {local} (config.json is missing); expected "
+            f"model.name is '{section.name}', but there is no model folder at {local} (config.json is missing){instead}; expected "
             "config.json, model.safetensors and tokenizer.json in the hub's layout"
         )
     converted, name = name != section.name, str(local) if looks_local else name

@@ -183,8 +183,10 @@ class PromptFormat:
 
     def read(self, text: str, prompt: str) -> Parsed:
         """Read a completion of a rendered prompt: thinking that its chat template opened begins there."""
-        opened = opened_tag(prompt)
-        begun = not opened or text.lstrip().startswith(opened) or opened == self.tags.reasoning_open
+        own, opened = self.tags.reasoning_open, opened_tag(prompt)
+        if own and prompt.rstrip().endswith(own):
+            return replace(self, prefilled_start=True).parse(text)
+        begun = not opened or text.lstrip().startswith(opened)
         return self.parse(text if begun else opened + text)
 
     def parse(self, text: str) -> Parsed:

@@ -10,7 +10,7 @@ from algorist.errors import ConfigError
 from algorist.prompts import PromptFormat
 from algorist.types import Group, Parsed, Problem, Rollout
 from algorist_grader import grade_completion, last_boxed
-from algorist_grader.markers import hash_answers
+from algorist_grader.markers import hash_answer
 
 Decode = Callable[[list[int]], str]
 GOLDS = ("reference_answer", "ground_truth", "answer", "solution")
@@ -116,7 +116,7 @@ def _golds(reward: Any, columns: Mapping[str, Any], count: int) -> list[list[str
 def _gold(value: Any) -> str:
     """Return a gold answer as text; of a worked solution what it states: after its ``####``, or in its last box."""
     text = _text(value)
-    stated = next(iter(hash_answers(text)), None) if "####" in text else None
+    stated = hash_answer(text) if "####" in text else None
     return (last_boxed(text) if stated is None and "\\boxed" in text else stated) or text
 
 

@@ -72,8 +72,8 @@ class UserFunction:
             does = f"took longer than {self.timeout_s:g} s" if slow else "ended its process"
             more = ", or give it more time: rewards: [{name: …, timeout_s: 120}]" if slow else ""
             raise RewardError(
-                f"reward function '{self.__name__}' in {self.path} {does} {MAX_ENDED} times in a row, so it always does. Correct it "
-                f"and continue with --resume{more}"
+                f"reward function '{self.__name__}' in {self.path} {does} {MAX_ENDED} times in a row, so it always does. Correct your file "
+                f"and start a new run, run_name=NAME{more}"
             )
         value = value_of(answer, self.timeout_s)
         if isinstance(value, dict) and "refused" in value:

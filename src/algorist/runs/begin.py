@@ -87,8 +87,9 @@ def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Pa
         lines = "\n".join(
             f"  {key}: {before.get(key)!r} in the run, {after.get(key)!r} now" for key in changed[:8]
         )
+        more = f"  and {len(changed) - 8} more\n" if len(changed) > 8 else ""
         raise ConfigError(
-            f"{path} was started with other settings, so this would be another run:\n{lines}\n"
+            f"{path} was started with other settings, so this would be another run:\n{lines}\n{more}"
             "Use the same values to resume, or start a new run with run_name=NAME"
         )
 

@@ -29,7 +29,7 @@ def protocol_of(recipe: Recipe) -> dict[str, Any]:
     return {
         "temperature": grpo.temperature,
         "top_p": grpo.top_p,
-        **{key: value for key in ("top_k", "stop_strings") if (value := getattr(grpo, key))},
+        **{key: value for key in ("top_k", "min_p", "stop_strings") if (value := getattr(grpo, key))},
         "max_completion_tokens": grpo.max_completion_tokens,
         "matcher": recipe.matcher,
         "revision": recipe.model.revision,

@@ -49,7 +49,7 @@ from algorist.runs.plan import Plan, make_plan
 from algorist.runs.start import check_start
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
-from algorist.store.stages import LAST_FIRST, STAGES, START, step_of
+from algorist.store.stages import LAST_FIRST, STAGES, START, lost_model, step_of
 from algorist.store.times import Times, kept_times
 from algorist.store.write import MetricsWriter, NoMetrics, NoRollouts, RolloutWriter, rows_of
 from algorist.training.callbacks import (
@@ -91,7 +91,7 @@ class Run:
     def __post_init__(self) -> None:
         problems = self.plan.problems
         self.train, self.sft, self.held_out = problems.train, problems.sft, problems.held_out
-        self.notes = RolloutNotes(self.display.say, self.recipe.grpo.samples_every)
+        self.notes = RolloutNotes(self.display.say)
 
     @property
     def recipe(self) -> Recipe:
@@ -183,7 +183,7 @@ def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = la
         with bounded_memory(plan.device) if alone else nullcontext(), extensions.opened(run):
             _prepare(run)
             begins(run)
-            if plan.evaluates_base and not _is_finished(run, "eval-base"):
+            if plan.evaluates_base and processes.from_main(lambda: _lacks_base(run)):
                 evaluate_stage(run, "base")
             if plan.trains("sft"):
                 _stage(run, "sft", run_sft)
@@ -371,8 +371,15 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
         _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
 
 
+def _lacks_base(run: Run) -> bool:
+    """Whether the start is still to be evaluated; after a finished stage the model is another one."""
+    known = run.plan.resume and (run.folder.path / "eval" / "base.json").is_file()
+    return not (known or any(map(run.folder.is_finished, STAGES)))
+
+
 def _is_finished(run: Run, stage: str) -> bool:
-    return run.processes.from_main(lambda: run.folder.is_finished(stage))
+    folder = run.folder
+    return run.processes.from_main(lambda: folder.is_finished(stage) and not lost_model(folder.path, stage))
 
 
 def _finish(run: Run, stage: str, result: dict[str, Any]) -> None:
@@ -431,7 +438,7 @@ def _train(
 def _callbacks(run: Run, stage: str, metrics: MetricsWriter, eval_every: int | None) -> list[Any]:
     def log_line(step: int, values: dict[str, float]) -> Control:
         if run.processes.main:
-            values |= run.notes.on_metrics(stage, step, values)
+            values |= run.notes.on_metrics(stage)
             metrics.write(stage, step, values)
         return run.event("metrics", stage, step, values=values)
 

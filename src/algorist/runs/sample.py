@@ -57,7 +57,7 @@ def sample_problems(
         rewards: Those of the recipe, for the rows.
         on_progress: Called with (problems done, problems in all).
     """
-    same = recipe.grpo.model_dump(include={"temperature", "top_p", "top_k", "max_completion_tokens"})
+    same = recipe.grpo.model_dump(include={"temperature", "top_p", "top_k", "min_p", "max_completion_tokens"})
     more: dict[str, Any] = {
         "batch_size": recipe.eval.batch_size,
         "stop_strings": tuple(recipe.grpo.stop_strings or ()),
@@ -190,7 +190,7 @@ def demonstrations(
     entries: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     repeated = unreadable = 0
     for row in right:
-        read = None if row["truncated"] else read_demonstration(row["completion"], form)
+        read = None if row["truncated"] else read_demonstration(row, form)
         if read is None:
             unreadable += 1
         elif read in (own := entries.setdefault(row["problem_id"], {})):

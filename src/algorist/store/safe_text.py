@@ -77,3 +77,8 @@ class SafeStream:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def number_text(value: float | None, form: str = "{:.3f}") -> str:
+    """Return a number as text; ``none`` where there is none."""
+    return "none" if value is None else form.format(value)

@@ -24,6 +24,12 @@ def checkpoints(stage: Path) -> list[Path]:
     return sorted(folders, key=step_of, reverse=True)
 
 
+def lost_model(run: Path, stage: str) -> bool:
+    """Whether a finished stage's model is gone, and no later stage has one."""
+    later = STAGES[STAGES.index(stage) :] if stage in STAGES else ()  # type: ignore[arg-type]
+    return bool(later) and not any((run / name / "final").is_dir() for name in later)
+
+
 def step_of(checkpoint: Path) -> int:
     """Return the number of optimizer steps that a checkpoint was made after."""
     return int(checkpoint.name.rpartition("-")[2])

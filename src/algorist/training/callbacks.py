@@ -60,9 +60,10 @@ class MetricsCallback(TrainerCallback):
             return
         self._said_busy = True
         log.warning(
-            "other programs hold this machine's processors: this one waits for them %.0f %% of the time. It takes as much longer; with "
-            "fewer threads (threads=1) its threads wait less for each other",
+            "other programs hold this machine's processors: this one waits for them %.0f %% of the time. It takes as much longer%s",
             100 * waited_s / (waited_s + worked_s),
+            "; with fewer threads (threads=1) its threads wait less for each other"
+            * (torch.get_num_threads() > 1),
         )
 
 

@@ -215,7 +215,7 @@ class Extension(Declared):
         """
         return None
 
-    def loss(self, part: LossInputs) -> None:
+    def loss(self, inputs: LossInputs) -> None:
         """Change the loss of a part of a step: multiply the policy's (``factors``), add to it (``terms``)."""
 
     def open(self, run: Any) -> Callable[[], None] | None:
@@ -234,18 +234,18 @@ class Extension(Declared):
         """Take the state of a checkpoint."""
 
 
-def _changes_groups(part: Extension) -> bool:
-    return type(part).groups is not Extension.groups
+def _changes_groups(member: Extension) -> bool:
+    return type(member).groups is not Extension.groups
 
 
-def _equal_rewards_teach(part: Extension) -> Iterable[str]:
+def _equal_rewards_teach(member: Extension) -> Iterable[str]:
     """Yield the refusal of an extension that replaces groups without a signal where equal rewards are one."""
-    advantage = part.recipe.grpo.advantage
-    if _changes_groups(part) and advantage in ("reinforce_plus_plus", "reinforce"):
+    advantage = member.recipe.grpo.advantage
+    if _changes_groups(member) and advantage in ("reinforce_plus_plus", "reinforce"):
         other = {"reinforce": "leave_one_out"}.get(advantage, "reinforce_plus_plus_baseline")
         yield (
-            f"grpo.{part.name} replaces groups of equal rewards, but these teach under grpo.advantage={advantage}; leave "
-            f"grpo.{part.name} out, or take grpo.advantage={other}"
+            f"grpo.{member.name} replaces groups of equal rewards, but these teach under grpo.advantage={advantage}; leave "
+            f"grpo.{member.name} out, or take grpo.advantage={other}"
         )
 
 
@@ -256,19 +256,19 @@ _RETURNED: Mapping[str, tuple[Any, ...]] = {
 """Return types of hooks; ``()`` is the type of their first argument."""
 
 
-def _checked(part: Extension, hook: str, kinds: tuple[Any, ...]) -> Any:
-    method = getattr(part, hook)
+def _checked(member: Extension, hook: str, kinds: tuple[Any, ...]) -> Any:
+    method = getattr(member, hook)
 
     @functools.wraps(method)
     def call(*arguments: Any) -> Any:
         value, expected = method(*arguments), kinds or (type(arguments[0]),)
         if not isinstance(value, expected) or isinstance(value, str):
             raise ConfigError(
-                f"extension '{part.name}': {hook}() returned {type(value).__name__}; expected "
+                f"extension '{member.name}': {hook}() returned {type(value).__name__}; expected "
                 + " or ".join(kind.__name__ for kind in expected)
             )
         if isinstance(value, Control) and not all(hasattr(v, "__float__") for v in value.metrics.values()):
-            raise ConfigError(f"extension '{part.name}': {hook}() returned metrics that are not numbers")
+            raise ConfigError(f"extension '{member.name}': {hook}() returned metrics that are not numbers")
         return value
 
     return call
@@ -277,20 +277,20 @@ def _checked(part: Extension, hook: str, kinds: tuple[Any, ...]) -> Any:
 class Extensions:
     """The extensions that take part in a run, in the order of their hooks."""
 
-    def __init__(self, parts: Sequence[Extension] = ()) -> None:
-        self.parts = list(parts)
-        for part in self.parts:
+    def __init__(self, members: Sequence[Extension] = ()) -> None:
+        self.members = list(members)
+        for member in self.members:
             for hook, kinds in _RETURNED.items():
-                setattr(part, hook, _checked(part, hook, kinds))
+                setattr(member, hook, _checked(member, hook, kinds))
 
     @classmethod
     def of(cls, recipe: Recipe) -> Extensions:
         """Return the extensions that the recipe asks for."""
-        parts = (part for part in registered() if issubclass(part, Extension) and part.takes_part(recipe))
-        return cls([part(recipe) for part in parts])
+        kinds = (kind for kind in registered() if issubclass(kind, Extension) and kind.takes_part(recipe))
+        return cls([kind(recipe) for kind in kinds])
 
     def __iter__(self) -> Iterator[Extension]:
-        return iter(self.parts)
+        return iter(self.members)
 
     @property
     def change_groups(self) -> bool:
@@ -299,44 +299,44 @@ class Extensions:
 
     def check(self, plan: Any) -> None:
         """Refuse a plan that one of them cannot run (ConfigError)."""
-        refusals = [line for part in self for line in (*part.check(plan), *_equal_rewards_teach(part))]
+        refusals = [line for member in self for line in (*member.check(plan), *_equal_rewards_teach(member))]
         if refusals:
             raise ConfigError("\n".join(refusals))
 
     def preview(self, look: Any) -> dict[str, dict[str, Any]]:
         """Collect the previews of the extensions that have one, by name."""
-        return {part.name: dict(says) for part in self if (says := part.preview(look)) is not None}
+        return {member.name: dict(says) for member in self if (says := member.preview(look)) is not None}
 
     def problems(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
         """Let each choose the problems of a rollout batch; their number stays (ConfigError)."""
         count = len(sampled.problems)
-        for part in self:
-            part.problems(sampled, sampler)
+        for member in self:
+            member.problems(sampled, sampler)
             if len(sampled.problems) != count:
                 raise ConfigError(
-                    f"extension '{part.name}': problems() left {len(sampled.problems)} of {count}"
+                    f"extension '{member.name}': problems() left {len(sampled.problems)} of {count}"
                 )
 
     @contextmanager
     def opened(self, run: Any) -> Iterator[None]:
         """Open all for a run, and end those that were opened however it ends."""
         with ExitStack() as stack:
-            for part in self:
-                if (end := part.open(run)) is not None:
+            for member in self:
+                if (end := member.open(run)) is not None:
                     stack.callback(end)
             yield
 
     def seen(self, event: Event) -> Control:
         """Show all an event; return what they ask of the loop together."""
         control = Control()
-        for part in self:
-            control.add(part.seen(event))
+        for member in self:
+            control.add(member.seen(event))
         return control
 
     def state_dict(self) -> dict[str, Any]:
-        return {part.name: state for part in self if (state := part.state_dict())}
+        return {member.name: state for member in self if (state := member.state_dict())}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        for part in self:
-            if part.name in states:
-                part.load_state_dict(states[part.name])
+        for member in self:
+            if member.name in states:
+                member.load_state_dict(states[member.name])

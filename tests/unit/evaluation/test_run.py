@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from algorist.config.load import load_recipe
-from algorist.config.schema import EvalSection
+from algorist.config.schema import EvalSection, Recipe
 from algorist.config.section import ModelSection, TinySection
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact
@@ -25,6 +26,7 @@ from algorist.evaluation.estimators import Interval, summarise
 from algorist.evaluation.protocols import protocol_name, samples_for, too_few, with_protocol
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
+from algorist.extensions.examples import Examples
 from algorist.extensions.lm_eval.samples import export_harness, harness_samples
 from algorist.models.load import Policy, make_policy
 from algorist.preflight.run import preflight
@@ -35,6 +37,7 @@ from algorist.rollouts.base import SamplingParams
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
+from algorist.training.extension import Event
 from algorist.training.processes import model_on
 from algorist.types import Problem
 from tests.marks import first
@@ -448,7 +451,7 @@ def test_recipes_may_ask_for_correct_demonstrations() -> None:
 
 
 def test_least_and_greatest_rewards_since_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
-    notes = RolloutNotes(pytest.fail)
+    notes, examples = RolloutNotes(pytest.fail), examples_of(pytest.fail)
     caplog.set_level("INFO")
     for step in range(1, 6):
         for reward in (0.5 * step, -1.0, 2.0):
@@ -459,10 +462,12 @@ def test_least_and_greatest_rewards_since_the_last_line(caplog: pytest.LogCaptur
                 "reason": "different",
             }
             notes.on_rollouts([row])
-        found = notes.on_metrics("grpo", step, {"loss": 0.1})
+            examples.seen(Event("rollouts", "grpo", step, rows=[row, {"reward": None}]))
+        found = notes.on_metrics("grpo")
+        examples.seen(Event("metrics", "grpo", step, values={"loss": 0.1}))
         top = max(2.0, 0.5 * step)
         assert found == {"reward_min": -1.0, "reward_max": top, "rewards/x/min": -1.0, "rewards/x/max": top}
-    assert notes.on_metrics("grpo", 6, {"loss": 0.1}) == {} == notes.on_metrics("sft", 7, {"loss": 0.1})
+    assert notes.on_metrics("grpo") == {} == notes.on_metrics("sft")
     told = [record.getMessage() for record in caplog.records if "completion:" in record.getMessage()]
     assert len(told) == 2 and "step 5, best completion: reward 2.500" in told[0]
     assert "worst completion: reward -1.000" in told[1] and "\n" not in told[1]
@@ -470,13 +475,18 @@ def test_least_and_greatest_rewards_since_the_last_line(caplog: pytest.LogCaptur
 
 def test_a_change_above_ten_percent_between_windows_is_told() -> None:
     said: list[str] = []
-    notes = RolloutNotes(said.append)
+    examples = examples_of(said.append)
     for step in range(1, 201):
         steady, rising = 1.0 + 0.05 * (step > 50), 0.2 if step <= 100 else 0.4
-        notes.on_metrics(
-            "grpo", step, {"reward": steady, "rewards/correct/mean": rising, "rewards/correct/std": step}
-        )
+        values = {"reward": steady, "rewards/correct/mean": rising, "rewards/correct/std": step}
+        examples.seen(Event("metrics", "grpo", step, values=values))
     assert said == ["step 150: correct rose from 0.200 to 0.400 (means of 50 logged steps)"]
+
+
+def examples_of(say: Any) -> Examples:
+    examples = Examples(Recipe())
+    examples.open(SimpleNamespace(display=SimpleNamespace(say=say)))
+    return examples
 
 
 # --- evaluation on a second device

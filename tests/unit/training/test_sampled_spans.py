@@ -60,7 +60,7 @@ def batch_of(groups: list[Group], noise: float = 0.0) -> Batch:
 
 def corrected(trainer: Any, batch: Batch) -> Batch:
     """Return the batch with the weights of the sampler's correction; the reference's log-probs are in it."""
-    return trainer.extensions.parts[-1].batch(batch, trainer)  # type: ignore[no-any-return]
+    return trainer.extensions.members[-1].batch(batch, trainer)  # type: ignore[no-any-return]
 
 
 def gradient(trainer: Any, batch: Batch) -> tuple[float, torch.Tensor, dict[str, float]]:
@@ -114,7 +114,7 @@ def test_the_loss_sees_sampled_tokens_only(loss: str, tmp_path: Path) -> None:
     bounds = "mode: token_truncate, high: 2"
     correction = Weights(load_recipe("smoke-cpu", [f"grpo.sampler_correction={{{bounds}}}"]).recipe)
     correction.needs_old_log_probs = True
-    trainer.extensions.parts.append(correction)
+    trainer.extensions.members.append(correction)
     trainer.log_probs.temperature = 1.0
     groups = groups_with_spans()
     plain = gradient(trainer, batch_of(groups))

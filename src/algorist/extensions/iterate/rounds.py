@@ -233,13 +233,14 @@ def _stored(rows: Sequence[dict[str, Any]], problems: Sequence[Problem]) -> list
     groups = {problem.id: number for number, problem in enumerate(problems)}
     rewards: dict[str, list[float]] = {}
     for row in rows:
-        rewards.setdefault(row["problem_id"], []).append(row["reward"])
+        if row.get("reward") is not None:
+            rewards.setdefault(row["problem_id"], []).append(row["reward"])
     means = {problem: sum(values) / len(values) for problem, values in rewards.items()}
     same = ("problem_id", "prompt", "completion", "reward", "rewards", "correct", "reason", "extracted")
     return [
         {name: row.get(name) for name in (*same, "gold", "truncated", "seconds")}
         | {"step": 0, "group": groups[row["problem_id"]], "completion_tokens": row["completion_tokens"]}
-        | {"advantage": row["reward"] - means[row["problem_id"]]}
+        | {"advantage": row["reward"] - means[row["problem_id"]] if row.get("reward") is not None else None}
         for row in rows
     ]
 

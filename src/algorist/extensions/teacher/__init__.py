@@ -159,16 +159,16 @@ class Distillation(Extension):
 
         return compare
 
-    def loss(self, part: LossInputs) -> None:
+    def loss(self, inputs: LossInputs) -> None:
         """Add λ times the divergence (``full``, ``top_k``)."""
         if self.section.loss == "sampled":
             return
-        mask, metrics = part.batch.mask, part.metrics
-        value, of_target, agree = part.batch.extra[self.name].unbind(-1)
+        mask, metrics = inputs.batch.mask, inputs.metrics
+        value, of_target, agree = inputs.batch.extra[self.name].unbind(-1)
         metrics.add("teacher/divergence", value, mask)
         metrics.add("teacher/same_token", agree, mask)
-        count(part.inside.detach() - of_target.detach(), of_target, mask, metrics)
-        part.terms.append(self.section.weight * value)
+        count(inputs.inside.detach() - of_target.detach(), of_target, mask, metrics)
+        inputs.terms.append(self.section.weight * value)
 
 
 def note(policy: PolicyTrainer, name: str, value: float) -> None:

@@ -14,6 +14,7 @@ from algorist.extensions.environments.user import Environments
 from algorist.extensions.toolbox.base import Output, Tool
 from algorist.extensions.tools.formats import Call, CallFormat
 from algorist.extensions.tools.section import ToolsSection
+from algorist.prompts.attached import own_template
 from algorist.prompts.base import PromptFormat
 from algorist.types import ENVIRONMENT, Problem, Turn
 
@@ -107,15 +108,16 @@ class Replies:
         text = str(
             self.tokenizer.apply_chat_template(
                 [{"role": who, "content": content} for who, content in said],
+                chat_template=own_template(self.tokenizer),
                 add_generation_prompt=True,
                 tokenize=False,
                 **self.form.template_kwargs,
             )
         )
         _, between, after = text.split(_MARK)
-        return between.removeprefix(
-            self.tokenizer.eos_token or ""
-        ) if ended else between, after + self.form.prefill()
+        prefill = self.form.prefill()
+        after += "" if after.rstrip().endswith(prefill.strip()) else prefill
+        return between.removeprefix(self.tokenizer.eos_token or "") if ended else between, after
 
     # ---- tools ---------------------------------------------------------------------------------------------------------
 

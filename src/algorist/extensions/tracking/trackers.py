@@ -262,8 +262,9 @@ class Trackers:
 
     def rewards(self, stage: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send the distribution of the rollouts' rewards to all."""
-        if rows and self._open:
-            step, values = int(rows[0]["step"]), [float(row["reward"]) for row in rows]
+        values = [float(row["reward"]) for row in rows if row["reward"] is not None]
+        if values and self._open:
+            step = int(rows[0]["step"])
             self._each(lambda tracker: tracker.histogram(stage, step, "reward_distribution", values))
 
     def evaluation(self, stage: str, step: int | None, values: Mapping[str, float]) -> None:
