@@ -88,6 +88,8 @@ for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
     worst = max(worst, float((ours.grad.full_tensor() - exact).norm() / exact.norm().clamp(min=1e-9)))
 found["gradients"] = worst
 # What fits is counted on this process's part of weights, gradients and moments (12 bytes per weight here; 20 are free).
+for each in (whole, model):
+    each.zero_grad(set_to_none=True)  # what is there already is not left
 part_size.on_gpu = lambda device: True
 part_size.memory_left = lambda device: 20 * sum(p.numel() for p in whole.parameters()) // 2
 found["tokens"] = [part_size.tokens_that_fit(m, GRPOSection()) for m in (whole, model)]

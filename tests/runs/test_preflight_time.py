@@ -98,7 +98,7 @@ def test_few_problems_give_no_verdict(verb: Any) -> None:
     few = verb(*words, "--no-trial", "--problems", "2")[1]
     assert "2 problems × 8" in few and "too little to judge" in few and "useful" not in few
     enough = verb(*words, "--no-trial", "--problems", "12")[1]
-    assert "useful groups" in enough and "pass rate 0.0% [0.0%, " in enough
+    assert "useful groups" in enough and "pass rate 0.0 % [0.0 %, " in enough
 
 
 @pytest.mark.long

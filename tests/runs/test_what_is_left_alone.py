@@ -292,3 +292,34 @@ def test_a_run_is_no_model_to_train_and_an_empty_file_no_recipe(cli: Cli, tmp_pa
     (tmp_path / "empty.yaml").write_text("")
     result = cli("run", str(tmp_path / "empty.yaml"))
     assert result.returncode == 2 and "found nothing" in result.stderr
+
+
+def test_a_run_is_continued_by_its_folder(cli: Cli, tmp_path: Path) -> None:
+    trained(tmp_path, "sft.max_steps=2", "grpo.max_steps=1", stages=("sft",))
+    other = cli("run", "smoke-cpu", f"output_dir={tmp_path}", "run_name=r", "--resume", "--yes")
+    assert other.returncode == 2 and f"algorist run {tmp_path}/r --resume" in other.stderr
+    done = cli("run", str(tmp_path / "r"), "--resume", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "r" / "grpo" / "final").is_dir()
+
+
+def test_rewards_that_take_most_of_a_step_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("algorist.extensions.examples.SLOW_S", 0.2)
+    (tmp_path / "own.py").write_text(
+        "import time\n\n\ndef slow(rollout, problem):\n    time.sleep(0.1)\n    return 1.0\n"
+    )
+    trained(
+        tmp_path,
+        f"rewards=[{{name: '{tmp_path}/own.py:slow'}}]",
+        "sft.max_steps=1",
+        "grpo.max_steps=3",
+        "eval.enabled=false",
+    )
+    assert capsys.readouterr().err.count("warning: the rewards take ") == 1
+
+
+def test_a_reward_is_explained_with_its_verdict(cli: Cli) -> None:
+    shown = cli("rewards", "explain", "--completion", "The answer is 12.", "--answer", "12")
+    assert "graded no_answer; read as the answer: None" in shown.stderr

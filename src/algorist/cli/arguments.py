@@ -115,9 +115,14 @@ _MODEL = ("config.json", "adapter_config.json")
 
 
 def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
+    """Read a recipe by name or file; a run's folder has its recipe in it, and is where that run is continued."""
     from algorist.config.load import load_recipe
 
-    return load_recipe(name, overrides or []).recipe
+    folder, own = Path(name).expanduser(), list(overrides or [])
+    if (folder / "config.yaml").is_file() and _is_run(folder):
+        name = str(folder / "config.yaml")
+        own = [f"output_dir={folder.resolve().parent}", f"run_name={folder.resolve().name}", *own]
+    return load_recipe(name, own).recipe
 
 
 def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str, Path | None]:

@@ -217,6 +217,7 @@ def explain(
     from algorist.config import load_recipe
     from algorist.prompts import get_format
     from algorist.rewards import build_rewards
+    from algorist_grader import grade_completion
 
     for word in overrides or []:
         if "=" not in word:
@@ -235,6 +236,9 @@ def explain(
         name: {"value": value, "weight": breakdown.weights[name]}
         for name, value in breakdown.components.items()
     }
+    verdict = grade_completion(completion, answer, parsed=form.parse(completion), matcher=resolved.matcher)
+    if not verdict.correct:
+        say(f"graded {verdict.reason}; read as the answer: {verdict.extracted}", stderr=True)
     return Explained(breakdown.total, values, failed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -178,8 +179,8 @@ def _table(rows: Mapping[str, str]) -> Any:
 
     drawn = Table(show_header=False, box=None, pad_edge=False)
     drawn.add_column(min_width=13)
-    for row in rows.items():
-        drawn.add_row(*row)
+    for name, text in rows.items():
+        drawn.add_row(name, re.sub(r"(?<=\d)%", " %", text))
     return drawn
 
 

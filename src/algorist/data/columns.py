@@ -129,7 +129,7 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         problems.append(Problem(problem_id, question, gold, solution, subject, level, extra, checker))
     if bad and (len(bad) <= columns.known_gaps or (columns.skip_bad and problems)):
         log.warning(
-            "dataset '%s': %d of %d rows are left out, such as %s", where, len(bad), len(rows), bad[0]
+            "dataset '%s': %d of %d rows are left out, the first: %s", where, len(bad), len(rows), bad[0]
         )
     elif bad:
         shown = "\n  ".join(bad[:3])

@@ -18,6 +18,8 @@ WINDOW = 50
 """Logged lines in a window of the reward trend."""
 CHANGE = 0.1
 """Report a mean that changes by more than this fraction from window to window."""
+SLOW_S, SLOW = 2.0, 0.5
+"""Seconds of a step's rewards, and their share of the step, from which on they are slow."""
 EXAMPLES_EVERY = 5
 """Logged lines between two pairs of examples in the log file."""
 Row = Mapping[str, Any]
@@ -38,6 +40,7 @@ class Examples(Extension):
         self._best: Row | None = None
         self._worst: Row | None = None
         self._values: dict[str, list[float]] = {}
+        self._slow = False
 
     def seen(self, event: Event) -> None:
         if event.kind == "rollouts":
@@ -48,6 +51,7 @@ class Examples(Extension):
             if self._lines % EXAMPLES_EVERY == 0:
                 self._examples(event.step or 0)
             self._sample(event.step or 0)
+            self._time(event.values)
 
     def _take(self, paid: Sequence[Row]) -> None:
         self._latest = next(iter(paid), None)
@@ -65,6 +69,16 @@ class Examples(Extension):
                 f"sample at step {step}: reward {number_text(row['reward'])}, {row['reason']} · question: "
                 f"{one_line(str(row['question']), 200)} · gold: {row['gold']} · answer: {one_line(str(row['extracted']), 80)} · "
                 f"completion: {one_line(str(row['completion']), 400)}"
+            )
+
+    def _time(self, values: Mapping[str, float]) -> None:
+        """Say once that the rewards take most of a step."""
+        rewards, step = values.get("time/reward_s", 0.0), values.get("time/step_s", 0.0)
+        if not self._slow and rewards > SLOW_S and rewards > SLOW * step:
+            self._slow = True
+            self.say(
+                f"warning: the rewards take {rewards:.1f} of a step's {step:.1f} s; the machine waits for them. One that is a "
+                "function of lists is called once for all completions"
             )
 
     def _trends(self, step: int, values: Mapping[str, float]) -> None:

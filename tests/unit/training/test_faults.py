@@ -342,7 +342,8 @@ def test_a_reward_that_always_hangs_ends_the_run(rewards: Path) -> None:
     reward = built(rewards, "sleeps", 0.3)
     assert reward(completions=["x", "y"]) == [0.0, 0.0] == reward(completions=["x", "y"])
     with pytest.raises(
-        RewardError, match=r"'sleeps' in .*mine\.py took longer than 0\.3 s 3 times in a row.*--resume"
+        RewardError,
+        match=r"'sleeps' in .*mine\.py took longer than 0\.3 s 3 times in a row.*new run, run_name=NAME, or give it more time",
     ):
         reward(completions=["x", "y"])
 
