@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from algorist.errors import CheckpointError, ConfigError, nearest
-from algorist.store.run_folder import RunFolder
 from algorist.store.stages import LAST_FIRST, STAGES, lost_model
 
 if TYPE_CHECKING:
@@ -23,7 +22,10 @@ def _recipes(incomplete: str) -> list[str]:
 
 RecipeArgument = Annotated[
     str,
-    typer.Argument(help="A shipped recipe (algorist recipes list) or a .yaml file.", autocompletion=_recipes),
+    typer.Argument(
+        help="A shipped recipe (algorist recipes list), a .yaml file, or a run's folder to continue it.",
+        autocompletion=_recipes,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -115,14 +117,14 @@ _MODEL = ("config.json", "adapter_config.json")
 
 
 def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
-    """Read a recipe by name or file; a run's folder has its recipe in it, and is where that run is continued."""
-    from algorist.config.load import load_recipe
+    """Read a recipe by name or file; or that of a run's folder, which is where the run is continued."""
+    from algorist.config.load import load_recipe, recipe_names
 
-    folder, own = Path(name).expanduser(), list(overrides or [])
-    if (folder / "config.yaml").is_file() and _is_run(folder):
-        name = str(folder / "config.yaml")
-        own = [f"output_dir={folder.resolve().parent}", f"run_name={folder.resolve().name}", *own]
-    return load_recipe(name, own).recipe
+    folder, words = Path(name).expanduser(), overrides or []
+    if name not in recipe_names() and _is_run(folder):
+        name, folder = str(folder / "config.yaml"), folder.resolve()
+        words = [f"output_dir={folder.parent}", f"run_name={folder.name}", *words]
+    return load_recipe(name, words).recipe
 
 
 def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str, Path | None]:
@@ -156,13 +158,8 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
                 )
             return model, None
     if _is_run(folder):
+        _refuse_lost_model(folder)
         trained = _model_in(folder)
-        finished = RunFolder(folder).stages()
-        if lost := next((s for s in LAST_FIRST if s in finished and lost_model(folder, s)), None):
-            raise CheckpointError(
-                f"{lost} of {folder} is finished, but its model, {folder / lost / 'final'}, is gone. Make it again: algorist run … "
-                "--resume; or name another one: --model FOLDER"
-            )
         if trained is None:
             raise CheckpointError(
                 f"{folder} has no trained model yet; continue it with algorist run … --resume"
@@ -175,6 +172,18 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
 def _is_run(folder: Path) -> bool:
     """Return whether a folder is a run's: it has a recipe, and it is no model that has a ``config.yaml`` of its own."""
     return (folder / "config.yaml").is_file() and not any((folder / name).is_file() for name in _MODEL)
+
+
+def _refuse_lost_model(run: Path) -> None:
+    """Refuse a run whose last model is gone: an earlier stage's is not what was asked for (CheckpointError)."""
+    from algorist.store.run_folder import RunFolder
+
+    finished = RunFolder(run).stages()
+    if lost := next((stage for stage in LAST_FIRST if stage in finished and lost_model(run, stage)), None):
+        raise CheckpointError(
+            f"{lost} of {run} is finished, but its model, {run / lost / 'final'}, is gone. Make it again: algorist run {run} --resume; "
+            "or name another one: --model FOLDER"
+        )
 
 
 def _model_in(run: Path) -> Path | None:

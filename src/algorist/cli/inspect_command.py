@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.terminal import Line, Result, View, say, table, verb
+from algorist.errors import check_known
 from algorist.store.safe_text import number_text, one_line
 
 app = typer.Typer(add_completion=False)
@@ -59,13 +60,14 @@ def inspect(
     Example: algorist inspect runs/quickstart --sql 'select step, avg(reward) from rollouts group by 1 order by 1' ·
     algorist inspect runs/quickstart --wrong --sort=-reward --limit 3 · Next: algorist diagnose runs/quickstart
     """
-    from algorist.store.read import query, rollouts
+    from algorist.store.read import SORTS, query, rollouts
 
     of_evaluation = run.suffix in (".json", ".parquet")
     if sql is not None:
         rows = query(run.parent.parent if of_evaluation else run, sql)
     elif of_evaluation:
         rows = _samples(run, problem, reason, correct, contains)
+        check_known(sort, SORTS, f"cannot sort by '{sort}'", "Known: {}")
         if (key := sort.removeprefix("-")) != "step":
             rows.sort(key=lambda row: row.get(key) or 0.0, reverse=sort.startswith("-"))
         rows = rows[:limit]

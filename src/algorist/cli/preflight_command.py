@@ -166,7 +166,7 @@ def _what(name: str, overrides: list[str] | None, model: str | None) -> tuple[Re
         )
     if model is not None:
         start = find_model(model)[0]
-    return read_recipe(str(run / "config.yaml"), overrides), start
+    return read_recipe(str(run), overrides), start
 
 
 def _rows(seen: Preflight) -> dict[str, str]:

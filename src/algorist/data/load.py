@@ -157,7 +157,7 @@ def _correct(problems: list[Problem], name: str) -> list[Problem]:
     return right
 
 
-def with_solutions(problems: list[Problem]) -> list[Problem]:
+def with_solutions(problems: list[Problem], dataset: str = "sft") -> list[Problem]:
     """Return the problems that have a worked solution.
 
     Raises:
@@ -169,7 +169,7 @@ def with_solutions(problems: list[Problem]) -> list[Problem]:
             f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
             "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
         )
-    _say_left_out("sft", len(problems), len(solved), "they have no worked solution")
+    _say_left_out(dataset, len(problems), len(solved), "they have no worked solution")
     return solved
 
 

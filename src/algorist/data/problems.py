@@ -49,7 +49,7 @@ class Problems:
                 with _named("sft" if recipe.data.sft else "train"):
                     sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
                 if recipe.sft.enabled:
-                    solved = with_solutions(sft)
+                    solved = with_solutions(sft, section.name)
                     sft = solved if recipe.sft.source == "problems" else sft
         return cls(train, sft, held_out, notes)
 

@@ -51,9 +51,8 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
             reward = rewards.pay([group])[0].rollouts[0].reward
             total, before, after = total + 1, before + bool(row["correct"]), after + verdict.correct
             other_verdict = (bool(row["correct"]), row["reason"]) != (verdict.correct, verdict.reason)
-            other_reward = (reward is None) != (row["reward"] is None) or abs(
-                (reward or 0.0) - (row["reward"] or 0.0)
-            ) > 1e-6
+            stored = row["reward"]
+            other_reward = reward != stored if None in (reward, stored) else abs(reward - stored) > 1e-6
             verdicts, paid = verdicts + other_verdict, paid + other_reward
             if other_verdict:
                 moves[f"{row['reason']} → {verdict.reason}"] += 1

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from algorist import __version__
+from algorist.config.own_files import hash_of
 from algorist.config.schema import EvalSection
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.evaluation.protocols import REFERENCES, protocol_name
@@ -48,8 +49,7 @@ def fingerprint(
 ) -> str:
     """Return 16 hexadecimal digits that change with anything the samples of an evaluation depend on.
 
-    A model folder counts with the names, sizes and times of its files, a hub model with its name, code of checkers and rewards with
-    what it says.
+    A model folder counts with the names, sizes and times of its files, a hub model with its name, a user's code with its SHA-256.
     """
     files: list[Any] = []
     if Path(model).is_dir():
@@ -69,9 +69,8 @@ def fingerprint(
 
 
 def code_of(file: Path | str) -> str:
-    """Return the SHA-256 of a user's file as digits; an empty text where there is none."""
-    path = Path(file)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    """Return the hash of a user's file; an empty text where there is none."""
+    return hash_of(Path(file)) if Path(file).is_file() else ""
 
 
 class Pulse:

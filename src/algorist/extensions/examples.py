@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from algorist.store.safe_text import number_text, one_line
+from algorist.store.safe_text import one_line
 from algorist.training.extension import Event, Extension, extension
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Examples(Extension):
             if self._lines % EXAMPLES_EVERY == 0:
                 self._examples(event.step or 0)
             self._sample(event.step or 0)
-            self._time(event.values)
+            self._slow_rewards(event.values)
 
     def _take(self, paid: Sequence[Row]) -> None:
         self._latest = next(iter(paid), None)
@@ -66,12 +66,12 @@ class Examples(Extension):
         if every and row is not None and step - self._shown >= every:
             self._shown = step - step % every
             self.say(
-                f"sample at step {step}: reward {number_text(row['reward'])}, {row['reason']} · question: "
+                f"sample at step {step}: reward {row['reward']:.3f}, {row['reason']} · question: "
                 f"{one_line(str(row['question']), 200)} · gold: {row['gold']} · answer: {one_line(str(row['extracted']), 80)} · "
                 f"completion: {one_line(str(row['completion']), 400)}"
             )
 
-    def _time(self, values: Mapping[str, float]) -> None:
+    def _slow_rewards(self, values: Mapping[str, float]) -> None:
         """Say once that the rewards take most of a step."""
         rewards, step = values.get("time/reward_s", 0.0), values.get("time/step_s", 0.0)
         if not self._slow and rewards > SLOW_S and rewards > SLOW * step:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from algorist.evaluation.console import lines_of
-from algorist.evaluation.record import mark_of, record_evaluation
+from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
@@ -39,6 +39,14 @@ def _evaluate(run: Run, stage: str, step: int | None, peers: Peers) -> dict[str,
     rewards = run.rewards()
     model: Any = recipe.model.name if stage == "base" else run.folder.path / stage / "final"
     mark = mark_of(model, run.held_out, run.prompt_format, setting, recipe.eval.ks, rewards)
+
+    def known() -> dict[str, Any] | None:
+        before = finished_evaluation(folder, name, mark) if run.plan.resume and step is None else None
+        return before.metrics if before else None
+
+    if (metrics := peers.from_main(known)) is not None:
+        run.summaries[name] = metrics
+        return metrics
     on_device = model_on(policy.model, recipe.eval.device)
     name_of_engine = recipe.eval.engine or recipe.grpo.engine
     engine, line = auto_engine(name_of_engine, on_device, run.plan.rows_at_a_time)

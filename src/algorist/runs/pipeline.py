@@ -183,8 +183,8 @@ def run_plan(plan: Plan, *, display: Display, begins: Callable[[Run], None] = la
         with bounded_memory(plan.device) if alone else nullcontext(), extensions.opened(run):
             _prepare(run)
             begins(run)
-            if plan.evaluates_base and processes.from_main(lambda: _lacks_base(run)):
-                evaluate_stage(run, "base")
+            if plan.evaluates_base and not any(_is_finished(run, stage) for stage in STAGES):
+                evaluate_stage(run, "base")  # later the model is another one
             if plan.trains("sft"):
                 _stage(run, "sft", run_sft)
             if plan.trains("grpo") and not run.stopped:
@@ -369,12 +369,6 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     if run.recipe.eval.enabled and not _is_finished(run, f"eval-{name}"):
         summary = evaluate_stage(run, name)
         _finish(run, f"eval-{name}", {k: v.value for k, v in summary.items()})
-
-
-def _lacks_base(run: Run) -> bool:
-    """Whether the start is still to be evaluated; after a finished stage the model is another one."""
-    known = run.plan.resume and (run.folder.path / "eval" / "base.json").is_file()
-    return not (known or any(map(run.folder.is_finished, STAGES)))
 
 
 def _is_finished(run: Run, stage: str) -> bool:

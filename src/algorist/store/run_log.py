@@ -52,7 +52,7 @@ class LongWork:
         every = next(size for size in sizes if size * most >= steps)
         due = step // every > before // every or step == steps
         self._shown[stage] = step if due else before
-        return due or not (bar or self.line(stage, step, steps) is None)
+        return due or (not bar and self.line(stage, step, steps) is not None)
 
     def line(self, stage: str, done: int, total: int) -> str | None:
         """Return the line that is due, or None."""
