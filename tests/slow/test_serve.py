@@ -38,6 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "run_name=r",
                 "threads=1",
                 "sft.max_steps=60",
+                "sft.save_steps=60",
                 "grpo.enabled=false",
                 "eval.enabled=false",
             ],

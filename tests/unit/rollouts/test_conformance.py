@@ -62,13 +62,15 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def pairs() -> list[Any]:
-    """Each family on each engine that covers it; two that differ little from others are for ``make test-long``."""
+    """Each family on each engine that covers it; what differs little from others is for ``make test-long``."""
     return [
         pytest.param(
             family,
             engine,
             id=f"{family}-{engine}",
-            marks=[pytest.mark.long] if engine in ("module", "transformers") else [],
+            marks=[pytest.mark.long]
+            if engine in ("module", "transformers") + ("module_waves",) * covered
+            else [],
         )
         for family, (_, _, _, covered) in FAMILIES.items()
         for engine in ENGINES
