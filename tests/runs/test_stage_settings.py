@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,15 @@ def test_activation_checkpointing_of_sft_is_over_when_grpo_begins(tmp_path: Path
     one, two = (load_file(tmp_path / name / "grpo/final/model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert "log-prob pass is off" not in (tmp_path / "one" / "training.log").read_text()
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_a_constant_rate_also_begins_with_its_warm_up(stage: str, tmp_path: Path) -> None:
+    own = [f"{stage}.lr_scheduler=constant", f"{stage}.warmup_steps=2", f"{stage}.learning_rate=0.01"]
+    only = "grpo.enabled=false" if stage == "sft" else "sft.enabled=false"
+    run = run_recipe(
+        load_recipe("smoke-cpu", [*SETTINGS, *own, only, f"output_dir={tmp_path}", "run_name=r", f"{stage}.logging_steps=1"]).recipe,
+        display=Quiet(),
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (run.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["learning_rate"] for row in rows if "learning_rate" in row] == [0, 0.005, 0.01]

@@ -122,9 +122,8 @@ FACTS.register("steps")(Fact("{stage} has {} steps", lambda f: f.settings.get(f"
 
 def warm_up_too_long(f: Facts) -> bool:
     """Return whether a stage ends before its learning rate has risen."""
-    rises = f.settings.get(f"{f.stage}.lr_scheduler") != "constant"
     share = math.ceil(f.number("{stage}.warmup_ratio", 0) * f["steps"])
-    return bool(rises and f["steps"] <= f.number("{stage}.warmup_steps", share))
+    return bool(f["steps"] <= f.number("{stage}.warmup_steps", share))
 
 
 def larger_groups(f: Facts) -> dict[str, int]:

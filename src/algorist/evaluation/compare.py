@@ -16,6 +16,7 @@ from algorist.evaluation.estimators import (
     mean_interval,
     measured,
     paired_difference,
+    paired_rate_difference,
     paired_share_difference,
     permutation_test,
     sampled_groups,
@@ -170,7 +171,8 @@ def paired_metrics(before: Samples, after: Samples) -> dict[str, Interval]:
         metrics[name] = paired_difference(values, [float(second[i][column]) for i in first])
     rates = _sampled_rates(before, after)
     if rates is not None:
-        metrics[_rate_name([*before, *after])] = paired_difference(*rates)
+        name = _rate_name([*before, *after])
+        metrics[name] = (paired_rate_difference if name == "pass@1" else paired_difference)(*rates)
     return metrics
 
 

@@ -255,6 +255,17 @@ def paired_difference(before: Sequence[float], after: Sequence[float]) -> Interv
     return mean_interval(list(np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)))
 
 
+def paired_rate_difference(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """Return ``paired_difference`` of shares of right samples; (N,) shares in [0, 1].
+
+    Where no problem's share changes, which is no proof that none ever would, the interval is that of no flipped answer.
+    """
+    found = paired_difference(before, after)
+    if found.n < 2 or found.high > found.low or found.value:
+        return found
+    return paired_share_difference(0, 0, found.n)
+
+
 def paired_share_difference(gained: int, lost: int, n: int) -> Interval:
     """Return (gained − lost) / n, the paired difference of two right-or-wrong shares, with its interval.
 

@@ -62,7 +62,10 @@ def optim_arguments(
         "output_dir": str(output_dir),
         "num_train_epochs": section.epochs,
         "max_steps": section.max_steps or -1,
-        "lr_scheduler_type": section.lr_scheduler,
+        # transformers' own "constant" knows of no warm-up, whatever is asked.
+        "lr_scheduler_type": "constant_with_warmup"
+        if section.lr_scheduler == "constant"
+        else section.lr_scheduler,
         "warmup_steps": section.warmup_ratio if section.warmup_steps is None else section.warmup_steps,
         "seed": seed,
         "data_seed": seed,

@@ -19,6 +19,7 @@ from algorist.evaluation.estimators import (
     mcnemar,
     mean_interval,
     paired_difference,
+    paired_rate_difference,
     paired_share_difference,
     pass_at_k,
     permutation_test,
@@ -147,6 +148,15 @@ def test_coverage_of_the_paired_share_difference(gain: float, loss: float, n: in
         return paired_share_difference(int(gained), int(lost), n)
 
     assert 0.93 <= coverage(draw, gain - loss, 4000, 5) <= 0.975
+
+
+def test_a_rate_that_no_problem_changes_is_not_known_exactly() -> None:
+    shares = [0.0, 0.25, 1.0, 0.5] * 4
+    still = paired_rate_difference(shares, shares)
+    assert still.value == 0 and still == paired_share_difference(0, 0, 16)
+    assert still.high > 1 / 16 and still.low == -still.high
+    moved = [0.25, *shares[1:]]
+    assert paired_rate_difference(shares, moved) == paired_difference(shares, moved)
 
 
 def test_coverage_of_the_paired_difference_of_means() -> None:
