@@ -102,12 +102,20 @@ def test_what_is_wrong_is_advised(tmp_path: Path) -> None:
     assert "leave no room for 40 tokens" in text and "cut off at 40 tokens" in text and "be useful" in text
     changes = [line for finding in found.advice for line in finding.change]
     assert "data.train.max_prompt_tokens=24" in changes and "sft.enabled=true" in changes
+    assert text.count("no worked solutions for SFT") == 1 and "algorist data sample" in text
+    assert changes.count("sft.enabled=true") == changes.count("data.sft={name: local, path: right.jsonl}")
     assert {finding.name for finding in found.advice} >= {
         "prompts_too_long",
         "truncated",
         "few_useful_groups",
     }
     load_recipe("smoke-cpu", ["data.sft=null", *changes])
+    with_them = make_plan(
+        Draft.of(load_recipe("smoke-cpu", [TINY, "threads=1", "sft.enabled=false"]).recipe, in_folder=False)
+    )
+    shown = preflight(with_them, trial=False, problems=12, samples=4).advice
+    assert any("sft.enabled=true" in each.change for each in shown)
+    assert "worked solutions" not in " ".join(each.sentence for each in shown)
 
 
 def planned(*overrides: str) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def with_solutions(problems: list[Problem], dataset: str = "sft") -> list[Proble
     if not solved:
         raise DataError(
             f"SFT needs worked solutions, but none of {len(problems)} problems has one; map the column with "
-            "data.sft.columns.solution=COLUMN, or leave SFT out: sft.enabled=false"
+            "data.sft.columns.solution=COLUMN, let a model write them (algorist data sample), or leave SFT out: sft.enabled=false"
         )
     _say_left_out(dataset, len(problems), len(solved), "they have no worked solution")
     return solved

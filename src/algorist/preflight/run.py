@@ -154,11 +154,12 @@ def _inspect(
 ) -> Preflight:
     recipe, data = plan.recipe, plan.problems
     result = Preflight(memory_limit=memory_limit(), model=str(model) if model is not None else None)
+    solved = any(p.solution for p in data.sft or data.train)
     if model is None:
         result.planned, can_load = _plan_unloaded(recipe, plan.device, result.memory_limit)
         if not can_load:
             result.batch = batch_arithmetic(recipe, len(data.train), len(data.sft))
-            result.advice = advise(recipe, result)
+            result.advice = advise(recipe, result, solved=solved)
             return result
     policy = start_policy(plan, model)
     plan = plan.opened(policy.tokenizer)
@@ -178,7 +179,7 @@ def _inspect(
         result.stopped = True
     display.finished("sampling")
     _plan_smaller(recipe, policy, result)
-    result.advice = advise(recipe, result)
+    result.advice = advise(recipe, result, solved=solved)
     return result
 
 
@@ -195,7 +196,9 @@ def before_run(run: Run) -> Preflight | None:
         return None
     look.figures()
     result.advice = [
-        each for each in advise(recipe, result) if each.name in ("takes_too_long", "does_not_fit")
+        each
+        for each in advise(recipe, result, solved=True)
+        if each.name in ("takes_too_long", "does_not_fit")
     ]
     return result if total(result.times) > LONG_S else None
 
