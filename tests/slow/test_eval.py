@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from algorist.cli.eval_command import app
-from algorist.config.load import load_recipe
+from algorist.config.load import load_recipe, load_run_recipe
+from algorist.data import load_problems
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.runs.pipeline import run_recipe
@@ -145,6 +146,20 @@ def test_a_killed_evaluation_continues_and_ends_the_same(
     kept = {row["problem_id"]: row["seconds"] for batch in done for row in batch["rows"]}
     assert {problem: times[problem] for problem in kept} == kept  # taken over, not done again
     assert not progress.exists()
+
+
+def test_what_a_run_trained_on_is_no_test(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = load_problems(load_run_recipe(run).data.train)[:3]
+    rows = [{"question": p.question.upper(), "answer": p.answer} for p in trained]
+    file = tmp_path / "mixed.jsonl"
+    file.write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"question": "9 + 9?", "answer": "18"}])
+    )
+    evaluate(str(run), "--data", str(file), "--protocol", "greedy", "--out", str(tmp_path / "out"))
+    told = capsys.readouterr().out
+    assert "3 of 4 held-out problems are also in the training data, such as: " in told
 
 
 def test_wrong_words_are_refused_before_the_model_is_loaded(run: Path) -> None:

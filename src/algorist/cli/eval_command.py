@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from algorist.evaluation.benchmark_option import Benchmark
     from algorist.evaluation.estimators import Interval
     from algorist.runs.solve import Evaluated
+    from algorist.types import Problem
 
     Parts = dict[str, dict[str, dict[str, Interval]]]
     """Column, value, metric."""
@@ -134,17 +136,29 @@ def evaluate_model(
         again=again,
         on_progress=display.progress,
     )
+    trained = _trained_on(recipe) if run else []
     entries: list[dict[str, Any]] = []
     lines: list[str] = []
     for done in _named_as_on_command_line(evaluated, data or []):
         display.finished(done.artifact.name)
         parts = _parts(done.artifact, by or [])
         entries.append(_entry(done, folder, parts, tags, export))
-        shown = _lines(done, entries[-1], parts)
+        shown = _lines(done, entries[-1], parts, trained)
         if len(benchmarks) > 1:  # the next one may take hours
             display.say(shown[1].strip())
         lines += shown
     return Evaluations(str(where), entries, [], lines)
+
+
+def _trained_on(recipe: Recipe) -> list[Problem]:
+    """Return the problems that a run trained on; none of a dataset that is no longer there."""
+    from algorist.data import load_problems
+
+    problems = []
+    for section in filter(None, (recipe.data.train, recipe.sft.enabled and recipe.data.sft)):
+        with contextlib.suppress(DataError):
+            problems += load_problems(section.model_copy(update={"pass_rate": None}))
+    return problems
 
 
 def _parts(artifact: Artifact, by: list[str]) -> Parts:
@@ -243,16 +257,19 @@ OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
 """Key of the recipe → the option of ``eval`` with the same meaning."""
 
 
-def _hints(done: Evaluated, artifact: str) -> list[str]:
-    """Return what the rules say of an evaluation, and whether it is too small."""
+def _hints(done: Evaluated, artifact: str, trained: list[Problem]) -> list[str]:
+    """Return what the rules say of an evaluation, whether it is too small, and whether it asks what was trained on."""
     from algorist.diagnosis.diagnose import of_evaluation
+    from algorist.diagnosis.facts import leaked_text
     from algorist.evaluation.protocols import too_few
+    from algorist.types import Problem
 
     rows, protocol = done.artifact.samples, done.artifact.protocol
     few = too_few(
         len({r["problem_id"] for r in rows}), protocol.get("samples") or 0, protocol.get("protocol") or ""
     )
-    lines = [few] if few else []
+    asked = [Problem("", str(question), "") for question in {r["question"]: None for r in rows}]
+    lines = [text for text in (few, leaked_text(trained, asked)) if text]
     for finding in of_evaluation(rows, protocol):
         changes = (line.partition("=") for line in finding.change)
         ways = [f"{OPTIONS[key]} {value}" for key, _, value in changes if key in OPTIONS]
@@ -325,7 +342,7 @@ def _of_harness(protocol: dict[str, Any]) -> bool:
     return str(protocol.get("protocol", "")).startswith("gsm8k")
 
 
-def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
+def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts, trained: list[Problem]) -> list[str]:
     """Return an evaluation as text: how, each metric, the parts, hints."""
     artifact = done.artifact
     known = " · already evaluated (--again: anew)" if done.reused else ""
@@ -353,6 +370,6 @@ def _lines(done: Evaluated, entry: dict[str, Any], parts: Parts) -> list[str]:
         for label, metrics in groups.items():
             accuracy = metrics["greedy_accuracy"]
             lines.append(f"    {label:<24} {accuracy.text('greedy_accuracy')} of {accuracy.n}")
-    lines += [f"  hint: {text}" for text in _hints(done, entry["artifact"])]
+    lines += [f"  hint: {text}" for text in _hints(done, entry["artifact"], trained)]
     exported = f", {entry['export']}" if "export" in entry else ""
     return [*lines, f"  written to {entry['artifact']} and .parquet{exported}"]
