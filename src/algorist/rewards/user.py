@@ -6,6 +6,7 @@ state, or one that asks for what only the trainer has, runs in this process, wit
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from algorist.store.safe_text import printable
 from algorist.types import Problem, Rollout
 from algorist_grader.child_process import START_S, Answer, Child
 from algorist_grader.user_code import find_file, functions_of, import_file, no_function
+
+log = logging.getLogger("algorist.rewards.user")
 
 TIMEOUT_S = 30.0
 """Seconds that one call of a user's function may take, unless the recipe says otherwise."""
@@ -56,8 +59,14 @@ class UserFunction:
 
     def probe(self, problems: Any, form: Any, matcher: str, params: Any) -> None:
         """Probe the function where it is (see ``Reward.probe``)."""
-        with suppress(TimeoutError, RuntimeError):
-            self.ask("probe", (problems,), form, matcher, params)
+        with suppress(RuntimeError):
+            try:
+                self.ask("probe", (problems,), form, matcher, params)
+            except TimeoutError:
+                log.warning(
+                    f"reward function '{self.__name__}' in {self.path} took longer than {self.timeout_s:g} s for the few completions "
+                    "that it was tried on; a call that takes so long in training is killed, and its completions get the reward's floor"
+                )
 
     def ask(
         self, what: str, args: tuple[Any, ...], form: Any = None, matcher: str = "", params: Any = None

@@ -25,6 +25,7 @@ from algorist.rollouts.native.engine import NativeEngine
 from algorist.store.read import query
 from algorist.training import step
 from algorist.training.faults import MAX_BAD_STEPS, FiniteSteps, memory_advice
+from algorist.types import Problem
 from tests.marks import first
 from tests.runs.test_checkpoint import run
 from tests.tiny import TOKENIZER, make_model, make_trainer, parameters_of
@@ -338,6 +339,11 @@ def test_a_reward_that_hangs_gets_its_floor_and_the_next_call_works(rewards: Pat
 
 
 @pytest.mark.slow
+def test_a_reward_that_hangs_is_named_before_the_run(rewards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    built(rewards, "sleeps", 0.3).probe([Problem("a", "1 + 1?", "2")])
+    assert "'sleeps' in" in caplog.text and "took longer than 0.3 s for the few completions" in caplog.text
+
+
 def test_a_reward_that_always_hangs_ends_the_run(rewards: Path) -> None:
     reward = built(rewards, "sleeps", 0.3)
     assert reward(completions=["x", "y"]) == [0.0, 0.0] == reward(completions=["x", "y"])
