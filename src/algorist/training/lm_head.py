@@ -8,12 +8,12 @@ same in larger tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorist.models.products import row_bucket, times_transposed, weight_gradient
 from algorist.training.head_tiles import TiledHead
@@ -34,6 +34,9 @@ def altered_logits(config: Any) -> str | None:
 
 
 class _CompletionHead(torch.autograd.Function):
+    in_place = False
+    """Add the gradient to the one that the weights have, instead of returning another of the vocabulary's size."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -82,7 +85,8 @@ class _CompletionHead(torch.autograd.Function):
         scale = torch.zeros_like(targets).float() if grad_log_probs is None else grad_log_probs * inverse
         # Sums over positions run in float32: rounding each part's product to bfloat16 biases the gradient.
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
-        grad_weight: Tensor | None = None
+        grad_weight = own_gradient(weight) if needs_weight and _CompletionHead.in_place else None
+        added = grad_weight is not None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         cached, ctx.cached = ctx.cached, None
         products_VH, ctx.cast = weight.to(ctx.compute_dtype) if ctx.cast is None else ctx.cast, None
@@ -114,18 +118,52 @@ class _CompletionHead(torch.autograd.Function):
             if needs_weight:
                 inputs = hidden[whole].to(ctx.compute_dtype)
                 if inputs.dtype != torch.float32:
-                    product = (slopes.t() @ inputs).float()
-                    grad_weight = product if grad_weight is None else grad_weight.add_(product)
+                    product = slopes.t() @ inputs
+                    grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
                 elif grad_weight is None:
                     grad_weight = weight_gradient(slopes, inputs)
                 else:
                     grad_weight.addmm_(slopes.t(), inputs)
         return (
             grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
-            grad_weight.to(weight.dtype) if grad_weight is not None else None,
+            grad_weight.to(weight.dtype) if grad_weight is not None and not added else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
             *([None] * 7),
         )
+
+
+def own_gradient(weight: Tensor) -> Tensor | None:
+    """Return the gradient that a weight has, where a sum in float32 may be added to it."""
+    return None if weight.grad is None or weight.grad.dtype != torch.float32 else weight.grad
+
+
+@contextmanager
+def gradients_in_place(model: nn.Module) -> Iterator[None]:
+    """Let embeddings and the head add to the gradients that their weights have: whole ones of a large vocabulary exist once.
+
+    The embeddings' own are sparse, and autograd adds them to a dense one without making it anew.
+    """
+    embeddings = [
+        m for m in model.modules() if isinstance(m, nn.Embedding) and own_gradient(m.weight) is not None
+    ]
+    embeddings = [m for m in embeddings if not m.sparse]
+    for module in embeddings:
+        module.sparse = True
+    try:
+        yield
+    finally:
+        for module in embeddings:
+            module.sparse = False
+
+
+@contextmanager
+def head_in_place(does: bool) -> Iterator[None]:
+    """Let the head do so in the backward passes within."""
+    _CompletionHead.in_place = does
+    try:
+        yield
+    finally:
+        _CompletionHead.in_place = False
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

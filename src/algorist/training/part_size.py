@@ -142,8 +142,13 @@ def kept_per_token(model: Any, precision: Precision) -> float:
     return per_token + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
 
 
-def head_bytes(base: Any, completions: int, precision: Precision, device: torch.device) -> int:
-    """Return what the head takes: probabilities or slopes, chunks of logits and gradients, or on a GPU a tile and gradients in float32."""
+def head_bytes(
+    base: Any, completions: int, precision: Precision, device: torch.device, *, alone: bool = True
+) -> int:
+    """Return what the head takes: probabilities or slopes, chunks of logits and gradients, or on a GPU a tile and gradients in float32.
+
+    On a CPU one process ``alone`` adds its weights' gradient to the one that they have; 16-bit products are made whole first.
+    """
     weight = base.get_output_embeddings().weight
     vocabulary, width = map(int, getattr(weight, "ds_shape", weight.shape))
     learned = vocabulary * width * weight.requires_grad
@@ -153,10 +158,10 @@ def head_bytes(base: Any, completions: int, precision: Precision, device: torch.
         return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
     own = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk + 4 * completions * width
-    # Its weights' gradient is made beside the one that it is added to, of 16-bit products in both types.
-    product = 4 + (precision.compute in HALF) * (4 + precision.compute.itemsize)
-    embedding = base.get_input_embeddings().weight  # its gradient is made whole beside that, tied or not
-    return own + product * learned + embedding.nbytes * embedding.requires_grad
+    product = (precision.compute in HALF) * precision.compute.itemsize
+    if not alone:
+        product += 4 + 4 * base.get_input_embeddings().weight.requires_grad
+    return own + product * learned
 
 
 def tokens_that_fit(
@@ -169,7 +174,7 @@ def tokens_that_fit(
     """
     fixed: int | None = getattr(section, "micro_batch_tokens", None)
     base = unwrap(model)
-    model = model.module if isinstance(model, DistributedDataParallel) else model
+    wrapped, model = model, model.module if isinstance(model, DistributedDataParallel) else model
     device = next(base.parameters()).device
     if fixed is not None or not (on_gpu(device) or device.type == "cpu"):
         return fixed
@@ -180,7 +185,8 @@ def tokens_that_fit(
     coming += sum(own_part(p).numel() * (p.element_size() * (p.grad is None) + states) for p in trained)
     precision = Precision(weight_dtype(base), compute_dtype(base))
     if not on_gpu(device):
-        coming += head_bytes(base, COMPLETION_TOKENS, precision, device)
+        alone = wrapped is model and not is_sharded(model)
+        coming += head_bytes(base, COMPLETION_TOKENS, precision, device, alone=alone)
     try:
         per_token = kept_per_token(model, precision)
     except (RuntimeError, MemoryError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from algorist.models.memory import trim_heap
 from algorist.training.batch import Batch
 from algorist.training.distributed import SharedPasses, average_gradients, passes_of_all, reminder
 from algorist.training.faults import until_it_fits
+from algorist.training.lm_head import gradients_in_place, head_in_place
 from algorist.training.log_probs import LogProbs
 from algorist.training.part_size import tokens_that_fit
 
@@ -75,7 +77,8 @@ class Passes:
         return self.compute(model, piece, autocast=self.loop.accelerator.autocast, **ways)
 
     def backward(self, loss: Tensor) -> None:
-        self.loop.accelerator.backward(loss)
+        with head_in_place(self._alone_on_cpu()):
+            self.loop.accelerator.backward(loss)
 
     def until_they_fit(
         self, model: Any, batch: Batch, rows: Callable[[], Sequence[int]], compute: Callable[[Any], T]
@@ -105,16 +108,21 @@ class Passes:
     def run(self, batch: Batch, rows: Sequence[int], one_pass: Callable[[list[int], bool], None]) -> None:
         """Do ``one_pass`` (rows, idle) for each part of a step."""
         trim_heap(batch.mask.device)
-        on_cpu = batch.mask.device.type == "cpu" and self.loop.model_wrapped is self.loop.model
-        made = _make_gradients(self.loop.model) if on_cpu and self.shared is None else []
-        for part, idle in self.parts(batch, rows):
-            if self.shared is None:
-                one_pass(part, idle)
-            else:
-                self.shared.run(partial(one_pass, part, idle))
+        model, alone = self.loop.model, self._alone_on_cpu()
+        made = _make_gradients(model) if alone else []
+        with gradients_in_place(model) if alone else nullcontext():
+            for part, idle in self.parts(batch, rows):
+                if self.shared is None:
+                    one_pass(part, idle)
+                else:
+                    self.shared.run(partial(one_pass, part, idle))
         for parameter in made:
             if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not depend on it
                 parameter.grad = None
+
+    def _alone_on_cpu(self) -> bool:
+        on_cpu = self.loop.args.device.type == "cpu" and self.loop.model_wrapped is self.loop.model
+        return on_cpu and self.shared is None
 
     def parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """Yield the parts of a step as (rows, idle), and let gradients be reduced in the last.
