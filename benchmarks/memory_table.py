@@ -107,7 +107,7 @@ def case(name: str, way: str, dtype: str, prompt_tokens: int) -> dict[str, Any]:
 
         trainer.sample = sampled  # type: ignore[method-assign]
         trainer.train()
-        row["part_tokens"] = trainer.part_tokens
+        row["part_tokens"] = trainer.passes.part_tokens
     row["peak"] = max(row[phase] for phase in PHASES)
     return row
 

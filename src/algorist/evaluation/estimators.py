@@ -2,7 +2,7 @@
 
 Every metric is a mean over problems of a per-problem value, so several samples of one problem count as one cluster.
 Intervals are 95 %. Shares of problems get Wilson's interval; means of per-problem shares get Wilson's with the
-effective number of problems (so that "all wrong" has no interval of width zero); other means Student's t. numpy only.
+effective number of problems (so that "all wrong" has no interval of width zero); other means Student's t.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from algorist.errors import DataError
+from algorist_grader import grade
 
 Z95 = 1.959963984540054
 # 97.5 % points of Student's t for 1 … 12 degrees of freedom; beyond, the series in _t95 is exact to 1e-4.
@@ -185,13 +186,20 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
     for k in sorted(k for k in set(ks) if 1 <= k <= size):
         rates = [pass_at_k(len(g), sum(bool(r["correct"]) for r in g), k) for g in groups.values()]
         metrics[f"pass@{k}"] = share_interval(rates)
+    votes = [_votes(group) for group in groups.values()]
     for k in sorted({k for k in ks if 1 < k <= size} | {size}):
-        votes = [
-            majority_at_k([(r["extracted"], bool(r["correct"])) for r in g], min(k, len(g)))
-            for g in groups.values()
-        ]
-        metrics[f"maj@{k}"] = share_interval(votes)
+        metrics[f"maj@{k}"] = share_interval([majority_at_k(v, min(k, len(v))) for v in votes])
     return metrics
+
+
+def _votes(group: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, bool]]:
+    """Return (answer, correct) of each sample; answers of equal value are one, in the words of the first, as in ``solve --vote``."""
+    names: dict[str | None, str | None] = {None: None}
+    for answer in dict.fromkeys(row["extracted"] for row in group):
+        if answer is not None:
+            known = dict.fromkeys(name for name in names.values() if name is not None)
+            names[answer] = next((name for name in known if grade(answer, name).correct), answer)
+    return [(names[row["extracted"]], bool(row["correct"])) for row in group]
 
 
 def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:

@@ -246,6 +246,20 @@ def test_pass_at_k_refuses_nonsense() -> None:
             pass_at_k(n, correct, k)
 
 
+def test_spellings_of_an_answer_vote_together() -> None:
+    right, wrong = ("\\$12", "12 dollars", "12.00"), ("15", "15", "15.0", "16")
+    rows = [
+        {"problem_id": "p", "greedy": False, "extracted": a, "correct": a in right}
+        for a in (*right, *wrong[:2], None)
+    ]
+    assert summarise(rows, ks=(1,))["maj@6"].value == 1.0
+    rows = [
+        {"problem_id": "p", "greedy": False, "extracted": a, "correct": a in right}
+        for a in (*right[:2], *wrong)
+    ]
+    assert summarise(rows, ks=(1,))["maj@6"].value == 0.0
+
+
 def test_majority_by_hand() -> None:
     # 7 7 8: 7 is right; every pair but the one that is 7 7 ties
     votes = [("7", True), ("7", True), ("8", False)]
