@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from algorist.config.explain import to_yaml
@@ -90,6 +92,32 @@ def test_merged_equals_unmerged(run: Path, tmp_path: Path, stage: str) -> None:
     torch.testing.assert_close(merged, unmerged, rtol=1e-4, atol=1e-5)
     card = (tmp_path / "merged" / "README.md").read_text()
     assert "library_name: transformers" in card and "peft" not in card.partition("## Data")[0]
+
+
+@pytest.mark.parametrize(
+    "modules", [["q_proj", "embed_tokens"], ["q_proj", "lm_head"], ["embed_tokens", "lm_head"]]
+)
+def test_an_adapter_of_one_of_two_tied_weights_is_merged_into_that_one(
+    run: Path, tmp_path: Path, modules: list[str]
+) -> None:
+    model = load_policy(run.parent / "base", device=CPU).model
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=modules, init_lora_weights=False))
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    for name in TOKENIZER:
+        shutil.copy(run / "sft/final" / name, tmp_path / "adapter" / name)
+    export(tmp_path / "adapter", tmp_path / "merged", merge=True)
+    unmerged = logits(tmp_path / "adapter")
+    assert (unmerged - logits(run.parent / "base")).abs().max() > 1e-2
+    torch.testing.assert_close(logits(tmp_path / "merged"), unmerged, rtol=1e-4, atol=1e-4)
+
+
+def test_a_whole_model_is_written_in_the_type_that_is_asked_for(run: Path, tmp_path: Path) -> None:
+    export(run.parent / "base", tmp_path / "half", dtype="bfloat16")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+    with pytest.raises(ConfigError, match="is an adapter; add --merge"):
+        export(run / "sft/final", tmp_path / "adapter", run=run, dtype="bfloat16")
 
 
 def test_a_16_bit_export_is_half_as_large(run: Path, tmp_path: Path) -> None:

@@ -107,14 +107,14 @@ def export(
         target: The new folder.
         run: The run it belongs to; its recipe and evaluations go into the card.
         merge: Merge an adapter into its base model.
-        dtype: Type of merged weights; ``auto`` is that of the base model.
+        dtype: Type of the weights; ``auto`` is that of the model, or of the base model of a merged adapter.
         name: The repository that it will be uploaded to, for the card.
 
     Returns:
         Names of the files.
 
     Raises:
-        ConfigError: ``target`` is there already and not empty.
+        ConfigError: ``target`` is there already and not empty, or a type is asked for an adapter.
         CheckpointError: ``folder`` holds no model.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -128,7 +128,14 @@ def export(
             (partial / CARD).write_text(card, "utf-8")
         else:
             gather(folder, partial, run=run, name=name, place=target.name)
-            if not (partial / ADAPTER).is_file():
+            if (partial / ADAPTER).is_file():
+                if dtype != "auto":
+                    raise ConfigError(
+                        f"--dtype {dtype} is the type of whole weights, and {folder} is an adapter; add --merge"
+                    )
+            elif dtype != "auto":
+                _cast(folder, partial, dtype)
+            else:
                 _check(folder)
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors writes for the owner alone
@@ -196,11 +203,38 @@ def _merge(folder: Path, target: Path, dtype: str) -> None:
         )
     policy = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32)
     base = policy.model.get_base_model().config.name_or_path
+    _untie(policy.model.get_base_model())
     kind = DTYPES[dtype] if dtype != "auto" else AutoConfig.from_pretrained(base).dtype or torch.float32
     merged = policy.model.merge_and_unload(safe_merge=True).to(kind)
     merged.config.dtype = kind
     merged.save_pretrained(str(target))
     policy.tokenizer.save_pretrained(str(target))
+
+
+def _untie(base: Any) -> None:
+    """Give the head a tensor of its own where it is the embedding's and an adapter changes one of the two."""
+    import torch
+
+    embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
+    if head is None or not any(
+        hasattr(m, "base_layer") or hasattr(m, "modules_to_save") for m in (embedding, head)
+    ):
+        return
+    inner = [getattr(m, "base_layer", m) for m in (embedding, head)]
+    if getattr(inner[0], "weight", None) is getattr(inner[1], "weight", inner):
+        inner[1].weight = torch.nn.Parameter(inner[0].weight.detach().clone(), requires_grad=False)
+        base.config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings = False
+
+
+def _cast(folder: Path, target: Path, dtype: str) -> None:
+    """Write the weights of a whole model in another type over those that were copied."""
+    import torch
+
+    model = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32).model.to(DTYPES[dtype])
+    model.config.dtype = DTYPES[dtype]
+    for path in (*target.glob("*.safetensors*"), *target.glob("pytorch_model*")):
+        path.unlink()
+    model.save_pretrained(str(target))
 
 
 def fetch(name: str) -> Path:
