@@ -44,14 +44,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ],
         ).recipe
     )
+    own = folder / "r" / "sft" / "final" / "generation_config.json"
+    own.write_text(
+        json.dumps({**json.loads(own.read_text()), "top_k": 20})
+    )  # which greedy answers do not see
     return folder / "r"
 
 
 @pytest.fixture(scope="module")
-def url(run: Path) -> Iterator[str]:
-    """The address of a server with that model."""
-    with serving(run) as (address, _):
-        yield address
+def server(run: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """The address of a server with that model, and what it says."""
+    with serving(run) as it:
+        yield it
+
+
+@pytest.fixture
+def url(server: tuple[str, Callable[[], str]]) -> str:
+    return server[0]
+
+
+def test_settings_that_only_the_server_applies_are_said(server: tuple[str, Callable[[], str]]) -> None:
+    assert "warning: the server also applies top_k=20 of generation_config.json" in server[1]()
 
 
 @contextlib.contextmanager

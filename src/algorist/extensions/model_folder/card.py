@@ -215,18 +215,22 @@ _GREEDY = {
 _SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
 
 
-def _of_generation(folder: Path) -> str:
-    """Describe settings of ``generation_config.json`` that neither training nor evaluation used; empty where there is none."""
+def unused_settings(folder: Path) -> list[str]:
+    """List the settings of ``generation_config.json`` that neither training nor evaluation used, as NAME=VALUE."""
     try:
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except DAMAGED:
-        return ""
-    unused = [f"`{name}={settings[name]}`" for name in sorted(_GREEDY | _SAMPLED) if settings.get(name)]
-    if not unused:
+        return []
+    return [f"{name}={settings[name]}" for name in sorted(_GREEDY | _SAMPLED) if settings.get(name)]
+
+
+def _of_generation(folder: Path) -> str:
+    """Describe the unused settings of generation; empty where there is none."""
+    if not (unused := unused_settings(folder)):
         return ""
     return (
         "## Settings of generation\n\n`generation_config.json` is that of the base model and sets "
-        f"{', '.join(unused)}. Neither training nor evaluation used them: whoever generates with them gets other answers."
+        f"{', '.join(f'`{setting}`' for setting in unused)}. Neither training nor evaluation used them: whoever generates with them gets other answers."
     )
 
 

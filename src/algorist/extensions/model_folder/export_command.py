@@ -42,7 +42,7 @@ def export(
     to: Path | None = None,
     merge: bool = False,
     dtype: Annotated[
-        str, typer.Option(help=f"Type of merged weights: {', '.join(_DTYPES)}; auto is the base model's.")
+        str, typer.Option(help=f"Type of the weights: {', '.join(_DTYPES)}; auto is the model's own.")
     ] = "auto",
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME")] = None,
     private: Annotated[bool | None, typer.Option("--private/--public")] = None,

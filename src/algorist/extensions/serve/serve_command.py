@@ -45,8 +45,15 @@ def serve(
         "limits",
         stderr=True,
     )
+    from algorist.extensions.model_folder.card import unused_settings
     from algorist.prompts.attached import attached
 
+    if "--generation-config" not in command and (unused := unused_settings(Path(path))):
+        say(
+            f"warning: the server also applies {', '.join(unused)} of generation_config.json, which training and evaluation did not; "
+            "for the same answers take them out of that file",
+            stderr=True,
+        )
     trained = attached(Path(path))
     if trained is not None and trained.prompt_format.turns is not None:
         say(
@@ -78,7 +85,9 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
             raise MissingExtraError("vllm is not installed; pip install vllm")
         python = str(Path(vllm).with_name("python"))
         module = "vllm.entrypoints.openai.api_server"
-        return [python, "-m", module, "--model", model, "--host", host, "--port", str(port)]
+        # As trained and evaluated: without the sampling settings of generation_config.json.
+        own = ["--generation-config", "vllm"]
+        return [python, "-m", module, "--model", model, "--host", host, "--port", str(port), *own]
     program = _beside("transformers")
     if not program or not find_spec("fastapi") or not find_spec("uvicorn"):
         raise MissingExtraError("transformers' server is not installed; pip install 'transformers[serving]'")
