@@ -153,6 +153,18 @@ def test_held_out_prompts_beyond_the_context_are_refused_and_can_be_left_out(
     assert run.returncode == 0 and "of 1," in said(run), said(run)
 
 
+@pytest.mark.parametrize("tokens", [1000, 1024, 4000])
+def test_completions_as_long_as_the_context_are_said_with_what_is_left(
+    tokens: int, model: Path, tmp_path: Path, call: Cli
+) -> None:
+    train, _ = rows_of(tmp_path, "What is 1 + 1?")
+    alone = (*SHORT, "sft.enabled=false", f"model.name={model}", train)
+    run = call("run", "smoke-cpu", *alone, f"grpo.max_completion_tokens={tokens}", "grpo.stop_strings=[' ']")
+    assert run.returncode == 0, said(run)
+    assert f"leave no room for {tokens} tokens in the context of 1024" in said(run)
+    assert (left := re.search(r"grpo.max_completion_tokens=(\d+)", said(run))) and 900 < int(left[1]) < 1000
+
+
 def test_a_tokenizer_without_an_end_token_is_refused_or_takes_the_models(model: Path, call: Cli) -> None:
     change_json(model / "tokenizer_config.json", eos_token=None)
     run = call("run", "smoke-cpu", *SHORT, f"model.name={model}", "run_name=r")

@@ -378,6 +378,8 @@ SAYS: dict[str, Callable[[Facts], str]] = {
         + f"eos_token_id in generation_config.json of {f.settings.get('model.name', 'the model')} to the token that ends a turn in its template."
     ),
 }
+LEAST_COMPLETION = 16
+"""Tokens that a completion can do with, where most prompts leave it no more."""
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "takes_too_long": lambda f: f["evening"],
@@ -385,7 +387,11 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "stop_string_cuts": lambda f: (
         {key: [] for key in ("grpo.stop_strings", "eval.stop_strings") if f.settings.get(key)}
     ),
-    "prompts_too_long": {"data.train.max_prompt_tokens": lambda f: max(1, f["context"] - f["limit"])},
+    "prompts_too_long": lambda f: (
+        {"grpo.max_completion_tokens": f["context"] - f["longest"]}
+        if 2 * f["do_not_fit"] > f["looked_at"] and f["longest"] < f["context"] - LEAST_COMPLETION
+        else {"data.train.max_prompt_tokens": max(1, f["context"] - f["limit"])}
+    ),
     "template_opens_a_tag": lambda f: (
         {"prompt.format": "think_answer"}
         if f["opened_tag"] == "<think>"

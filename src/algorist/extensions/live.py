@@ -62,9 +62,10 @@ def start_findings(run: Any) -> list[Finding]:
     context = context_of(policy.model)
     taught = sft if plan.trains("sft") else []
     facts: dict[str, Any] = {"context": context, "looked_at": len(train), "odd_data": odd_data(train, taught)}
-    room = context - recipe.grpo.max_completion_tokens if context else 0
-    if plan.trains("grpo") and room > 0:
-        facts["do_not_fit"] = len(prompts_beyond(room, train, plan.form, policy.tokenizer))
+    if plan.trains("grpo") and context:
+        room = context - recipe.grpo.max_completion_tokens
+        beyond = prompts_beyond(room, train, plan.form, policy.tokenizer)
+        facts |= {"do_not_fit": len(beyond), "longest": max((tokens for _, tokens in beyond), default=0)}
     rendered = taught if recipe.sft.source == "problems" else ()
     facts |= tokenization_facts(policy, plan.form, train, demonstrations=rendered)
     rules = [rule for rule in all_rules().values() if rule.room == "start"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from algorist.errors import ConfigError
+from algorist.errors import ConfigError, check_known
 from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def lora_targets(model: Any, modules: str | list[str]) -> str | list[str]:
     """Return PEFT's target modules for ``attention``, ``attention+mlp``, ``all-linear`` or a list of names.
 
     Raises:
-        ConfigError: None of the names exists in the model.
+        ConfigError: None of the names exists in the model, or one of a list does not.
     """
     if modules == "all-linear":
         return modules
@@ -122,6 +122,19 @@ def lora_targets(model: Any, modules: str | list[str]) -> str | list[str]:
     names = modules if isinstance(modules, list) else [n for part in modules.split("+") for n in family[part]]
     own = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     targets = [n for n in names if n.rpartition(".")[2] in own]
+    if isinstance(modules, list) and (missing := [n for n in names if n not in targets]):
+        known = {
+            n.rpartition(".")[2]
+            for n, m in model.named_modules()
+            if getattr(getattr(m, "weight", None), "ndim", 0) == 2
+        }
+        what = f"model.lora.target_modules: the model ({model.config.model_type}) has no module"
+        check_known(
+            missing[0].rpartition(".")[2],
+            sorted(known),
+            f"{what} '{missing[0]}'",
+            "It has {}; all of them: all-linear",
+        )
     if not targets:
         raise ConfigError(
             f"model.lora.target_modules {names}: the model ({model.config.model_type}) has none of these modules; "

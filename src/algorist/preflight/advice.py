@@ -92,6 +92,7 @@ def _memory(steps: list[dict[str, Any]]) -> dict[str, Any]:
 def _facts(recipe: Recipe, look: Preflight) -> dict[str, Any]:
     prompts, golds, sampled = look.prompts, look.golds, look.sampling
     facts = {**look.tokenization, "do_not_fit": prompts.get("do_not_fit"), "context": prompts.get("context")}
+    facts["longest"] = prompts.get("p100", 0)
     facts |= {"looked_at": prompts.get("looked_at"), "golds_unread": 1 - golds.get("readable_share", 1.0)}
     facts |= {"leaked": look.leaked, "odd_data": prompts.get("odd_data") or {}}
     if look.times:

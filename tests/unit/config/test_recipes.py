@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from algorist.config.load import load_recipe, recipe_names
 from algorist.config.schema import Recipe
 from algorist.data import DATASETS
+from algorist.errors import ConfigError
 from algorist.models.loaders import lora_targets
 from algorist.prompts import FORMATS
 from algorist.rewards import build_rewards
@@ -360,3 +361,14 @@ def test_the_adapter_reaches_the_seven_projections() -> None:
     assert lora is not None
     found = lora_targets(LlamaForCausalLM(config), lora.target_modules)
     assert set(found) == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+
+
+def test_a_module_that_the_model_lacks_is_not_left_out_in_silence() -> None:
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"target_modules: the model \(llama\) has no module 'vproj'.* Did you mean 'v_proj'",
+    ):
+        lora_targets(LlamaForCausalLM(config), ["q_proj", "vproj"])

@@ -26,7 +26,7 @@ SAMPLED: dict[str, Any] = {
     "memory_change": {"sft.gradient_checkpointing": True, "sft.batch_size": 2, "sft.gradient_accumulation_steps": 8},
     "ended": {"step": 4, "checkpoint": "checkpoint-4", "ended": {"reason": "collapse", "why": "kl", "step": 9}},
     "rewards_from_to": "0 to 0", "groups": 24, "opened_tag": "<thought>", "control_example": "<|im_end|> in p1", "steps": 3,
-    "evening": {"grpo.max_steps": 12},
+    "evening": {"grpo.max_steps": 12}, "do_not_fit": 3, "looked_at": 12, "longest": 70,
 }  # fmt: skip
 """Plausible values of the facts that sentences and changes read."""
 START: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ START: dict[str, dict[str, Any]] = {
     "sft_prompts_differ": {"trained_otherwise": "2 of 12 prompts of SFT differ"},
     "reward_hangs": {"hanging_reward": "own", "first_failure": "longer than 0.3 s"},
     "broken_text": {"broken_characters": Share(0.2)},
-    "prompts_too_long": {"do_not_fit": 3, "looked_at": 12, "context": 128, "limit": 96},
+    "prompts_too_long": {"do_not_fit": 3, "looked_at": 12, "longest": 70, "context": 128, "limit": 96},
     "golds_unreadable": {"golds_unread": 0.5, "gold_example": "p1: see figure"},
     "few_useful_groups": {
         "useful_share": {"4": 0.1, "8": 0.2},
