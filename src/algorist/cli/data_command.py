@@ -122,8 +122,7 @@ class Checked(Result):
             yield from self._some(self.decimal_commas)
         if self.text_only:
             yield (
-                f"  {len(self.text_only)} are compared as text only, so only the same words are right (never with matcher "
-                "numeric), such as:"
+                f"  {len(self.text_only)} are compared as text only, so only the same words are right, such as:"
             )
             yield from self._some(self.text_only)
 

@@ -145,7 +145,7 @@ class PublishedDataset(Columns):
 
     about: str
     hub: str | None
-    subset: str | None = None
+    subset: tuple[str, ...] = ()
     split: str | None = None
     """The only split that the hub has."""
     needs: tuple[tuple[str, ...], ...] = ()
@@ -166,7 +166,15 @@ class PublishedDataset(Columns):
 MATH = PublishedDataset(
     about="""MATH or MATH-500, in the original columns, with an ``answer`` column, or in verl's nested layout.""",
     hub="EleutherAI/hendrycks_math",
-    subset="algebra",
+    subset=(
+        "algebra",
+        "counting_and_probability",
+        "geometry",
+        "intermediate_algebra",
+        "number_theory",
+        "prealgebra",
+        "precalculus",
+    ),
     reshape=_verl_row,
     question="problem",
     answer=_answer_or_box,
@@ -180,7 +188,7 @@ PUBLISHED = {
     "gsm8k": PublishedDataset(
         about="""GSM8K from the hub (openai/gsm8k, main) or local files with question and answer columns.""",
         hub="openai/gsm8k",
-        subset="main",
+        subset=("main",),
         question="question",
         answer=_gsm8k_gold,
         solution=lambda row: clean_solution(str(row.get("answer", ""))),
@@ -190,7 +198,7 @@ PUBLISHED = {
         MATH,
         about="""MATH-500 (HuggingFaceH4/MATH-500), a part of the MATH test split, with subject and level.""",
         hub="HuggingFaceH4/MATH-500",
-        subset=None,
+        subset=(),
         known_gaps=0,
     ),
     "aime": PublishedDataset(
@@ -265,7 +273,7 @@ PUBLISHED = {
         Reads ``answer``, else ``solution``, else ``reward_model.ground_truth``; the prompt may be a text or messages.
         """,
         hub="open-r1/DAPO-Math-17k-Processed",
-        subset="en",
+        subset=("en",),
         needs=(("prompt", "problem", "question"), ("answer", "solution", "reward_model")),
         question=lambda row: plain_problem(row.get("prompt") or row.get("problem") or row.get("question")),
         answer=_dapo_gold,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,8 @@ class Columns:
     gold_name: str = "gold answer"
 
 
-def load_source(source: Source, *, hub: str | None, subset: str | None = None, where: str) -> list[Row]:
-    """Read the rows of ``source``: its path, its hub name, or the adapter's own hub dataset.
+def load_source(source: Source, *, hub: str | None, subset: Sequence[str] = (), where: str) -> list[Row]:
+    """Read the rows of ``source``: its path, its hub name, or the adapter's own hub dataset with all of its ``subset``.
 
     Raises:
         DataError: Nothing to read from, or unreadable; or columns are named for an adapter that knows its own.
@@ -88,11 +88,13 @@ def load_source(source: Source, *, hub: str | None, subset: str | None = None, w
     if source.path is not None:
         return read_rows(source.path, split=source.split)
     name = source.hub or hub
+    apart = len(subset) > 1 and name == hub  # another dataset's subsets are its own
+    subsets = subset if not source.subset and (apart or len(subset) == 1) else [source.subset]
     if name is None:
         raise DataError(
             f"dataset '{where}' needs data.….path (a .jsonl, .json, .csv, .tsv or .parquet file) or data.….hub"
         )
-    return read_hub(name, subset=source.subset or subset, split=source.split)
+    return [row for one in subsets for row in read_hub(name, subset=one, split=source.split)]
 
 
 def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Problem]:
@@ -104,10 +106,15 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
     Raises:
         DataError: A row lacks its question or its gold answer; the first three such rows are named.
     """
-    problems, bad = [], []
+    problems, bad, unread = [], [], []
     seen: set[str] = set()
     for number, row in enumerate(rows, start=1):
         values = [_value(row, column) for column in (columns.question, columns.answer, columns.solution)]
+        if isinstance(values[2], list) and all(isinstance(line, str) for line in values[2]):
+            values[2] = "\n".join(values[2])
+        elif kind := _no_text(values[2]):
+            unread.append(f"row {number} has {kind}: {str(row)[:160]}")
+            values[2] = None
         question, gold, solution = map(_text, values)
         if not question or not gold or (columns.needs_solution and not solution):
             lack = "question" if not question else columns.gold_name if not gold else "solution"
@@ -127,6 +134,13 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         subject, level, checker = (_text(_value(row, column)) for column in optional)
         extra = _others(row) | columns.extra(row)
         problems.append(Problem(problem_id, question, gold, solution, subject, level, extra, checker))
+    if unread:
+        log.warning(
+            "dataset '%s': %d solutions are no text and not read, the first: %s",
+            where,
+            len(unread),
+            unread[0],
+        )
     if bad and (len(bad) <= columns.known_gaps or (columns.skip_bad and problems)):
         log.warning(
             "dataset '%s': %d of %d rows are left out, the first: %s", where, len(bad), len(rows), bad[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,29 +22,34 @@ MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
 """Limits of a Parquet file once it is unpacked."""
 MAX_GROWTH, FREE_BYTES = 300, 128 * 1024**2
 """Beyond ``FREE_BYTES`` it may unpack to ``MAX_GROWTH`` times its own size."""
+_SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 MAX_ENTRIES = 20_000
 """Most entries in a dataset's folder: a disk is not searched."""
 
 
 def read_rows(path: str | Path, *, split: str = "train") -> list[Row]:
-    """Read all rows of a file, or of the file of ``split`` in a folder.
+    """Read all rows of a file, or of the file of ``split`` in a folder, which may be in shards.
 
     Raises:
-        DataError: Missing path, unknown suffix, damaged content (with its line), or no rows.
+        DataError: Missing path, unknown suffix, several files for a split, damaged content (with its line), or no rows.
     """
-    file = _pick(Path(path).expanduser(), split)
+    files = _pick(Path(path).expanduser(), split)
+    rows = [row for file in files for row in _read(file)]
+    if not rows:
+        raise DataError(f"{files[0]} has no rows; expected at least one problem")
+    return rows
+
+
+def _read(file: Path) -> list[Row]:
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
     try:
         if file.suffix.lower() != ".parquet":
             _check_encoding(file)
-        rows = list(readers[file.suffix.lower()](file))
+        return list(readers[file.suffix.lower()](file))
     except DataError:
         raise
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from None
-    if not rows:
-        raise DataError(f"{file} has no rows; expected at least one problem")
-    return rows
 
 
 def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
@@ -63,7 +69,7 @@ def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
         ) from None
 
 
-def _pick(path: Path, split: str) -> Path:
+def _pick(path: Path, split: str) -> list[Path]:
     if not path.exists():
         here = path.parent if path.parent.is_dir() else None
         near = [p.name for p in sorted(here.iterdir()) if p.suffix in SUFFIXES] if here else []
@@ -74,7 +80,7 @@ def _pick(path: Path, split: str) -> Path:
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(f"{path} ends in '{path.suffix}'; expected one of {', '.join(SUFFIXES)}")
-        return path
+        return [path]
     entries = list(itertools.islice(path.rglob("*"), MAX_ENTRIES + 1))
     if len(entries) > MAX_ENTRIES:
         raise DataError(
@@ -82,12 +88,25 @@ def _pick(path: Path, split: str) -> Path:
         )
     files = [p for p in sorted(entries) if p.suffix.lower() in SUFFIXES]
     matches = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
+    top = min((len(p.parts) for p in matches), default=0)
+    matches = [p for p in matches if len(p.parts) == top]
+    numbers = {p: _SHARD.search(p.stem) for p in matches}
+    sets = {(p.parent, p.suffix, p.stem[: n.start()], n[2]) if n else (p,) for p, n in numbers.items()}
+    if len(sets) > 1:
+        names = ", ".join(str(p.relative_to(path)) for p in matches[:8])
+        raise DataError(
+            f"{path} has several files for the split '{split}': {names}. Name one: data.….path={matches[0]}"
+        )
+    if (whole := {int(n[2]) for n in numbers.values() if n}) and whole != {len(matches)}:
+        raise DataError(
+            f"{path} has {len(matches)} of the {max(whole)} files of the split '{split}': some are missing"
+        )
     if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"
         raise DataError(
             f"{path} has no file for the split '{split}' (looked for {split}.jsonl and the like); it has {names}"
         )
-    return matches[0]
+    return matches
 
 
 def _check_encoding(file: Path) -> None:
@@ -177,9 +196,16 @@ def _csv(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         sign = _delimiter(file, lines.readline())
         lines.seek(0)
-        reader = csv.DictReader(lines, delimiter=sign)
-        _once([(name, None) for name in reader.fieldnames or ()])
-        for row in reader:
+        reader = csv.DictReader(lines, delimiter=sign, strict=True)
+        try:
+            _once([(name, None) for name in reader.fieldnames or ()])
+            rows = list(reader)
+        except csv.Error as error:
+            raise DataError(
+                f"{file}:{reader.line_num + 1}: {error}; a cell that begins with a quote ends with one, and a quote within it is doubled: "
+                '"He said ""two"""'
+            ) from None
+        for row in rows:
             if None in row or None in row.values():
                 columns = reader.fieldnames or ()
                 cells = sum(v is not None for k, v in row.items() if k is not None) + len(row.get(None) or ())

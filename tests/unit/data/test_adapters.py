@@ -338,6 +338,32 @@ def test_wrong_params_are_named() -> None:
         load("gsm8k", params={"skip_bad_rows": True})
 
 
+def test_math_is_all_of_its_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    calls = []
+
+    def load_dataset(name: str, subset: str | None, split: str) -> list[dict[str, Any]]:
+        calls.append((name, subset))
+        return [
+            {
+                "problem": f"{subset}: 1 + 1?",
+                "solution": "It is \\boxed{2}.",
+                "type": subset,
+                "level": "Level 1",
+            }
+        ]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    problems = load("math", split="train")
+    assert len(problems) == 7 and {p.subject for p in problems} >= {"algebra", "precalculus"}
+    assert {subset for _, subset in calls} == {p.subject for p in problems}
+    calls.clear()
+    load("math", split="train", hub="me/math")
+    load("math", split="train", subset="geometry")
+    assert calls == [("me/math", None), ("EleutherAI/hendrycks_math", "geometry")]
+
+
 def test_own_hub_datasets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, the message names the hub dataset and the split that the adapter would have loaded."""
     import datasets

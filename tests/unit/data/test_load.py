@@ -253,3 +253,60 @@ def test_a_dataset_of_ones_own_is_one_function() -> None:
 def test_generators_refuse_what_they_cannot_make(name: str, params: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_problems(DatasetSection.model_validate({"name": name, "params": params}))
+
+
+def rows_from(number: int, count: int = 3) -> list[dict[str, object]]:
+    return [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(number, number + count)]
+
+
+def test_a_folder_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    for name, number in (("train-00000-of-00002.jsonl", 0), ("train-00001-of-00002.jsonl", 3)):
+        jsonl(tmp_path, rows_from(number), name)
+    assert [row["answer"] for row in read_rows(tmp_path)] == ["1", "2", "3", "4", "5", "6"]
+    (tmp_path / "train-00001-of-00002.jsonl").unlink()
+    with pytest.raises(DataError, match="1 of the 2 files of the split 'train': some are missing"):
+        read_rows(tmp_path)
+
+
+def test_the_nearest_file_of_a_split_counts_and_two_are_refused(tmp_path: Path) -> None:
+    for place, number in (("backup", 0), ("", 10), ("zzz", 20)):
+        (tmp_path / place).mkdir(exist_ok=True)
+        jsonl(tmp_path / place, rows_from(number), "train.jsonl")
+    assert read_rows(tmp_path)[0]["answer"] == "11"
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(
+        DataError,
+        match=r"several files .*: backup/train.jsonl, zzz/train.jsonl. Name one: data.….path=.*backup/train",
+    ):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ['"Half of 8?\t4\n1 + 1?\t2\n', '"Half" of 8?\t4\n', '"Half of 8?\t4\n"1 + 1?"\t2\n']
+)
+def test_a_quote_that_is_not_closed_swallows_no_rows(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text("question\tanswer\n" + text)
+    with pytest.raises(DataError, match=r"a\.tsv:\d: .*a quote within it is doubled"):
+        read_rows(file)
+    file.write_text('question\tanswer\n"Half of ""8""\nor 4?"\t4\n')
+    assert read_rows(file) == [{"question": 'Half of "8"\nor 4?', "answer": "4"}]
+
+
+def test_solutions_in_lines_are_joined_and_other_values_are_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values: list[object] = [
+        ["Take 0.", "Add 1."],
+        {"steps": []},
+        [{"role": "assistant", "content": "1"}],
+        "Add 1.",
+    ]
+    rows = [
+        {"question": f"{n} + 1?", "answer": str(n + 1), "solution": value} for n, value in enumerate(values)
+    ]
+    problems = load_problems(section(name="local", path=jsonl(tmp_path, rows)))
+    assert [p.solution for p in problems] == ["Take 0.\nAdd 1.", "", "", "Add 1."]
+    assert (
+        "2 solutions are no text and not read, the first: row 2 has chat messages or an object" in caplog.text
+    )

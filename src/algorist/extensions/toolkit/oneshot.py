@@ -94,7 +94,7 @@ def load_gsm8k(split: str = "train", *, path: str | Path | None = None) -> Datas
     from datasets import Dataset
 
     source = Source(split, None if path is None else str(path))
-    return Dataset.from_list(load_source(source, hub="openai/gsm8k", subset="main", where="gsm8k"))
+    return Dataset.from_list(load_source(source, hub="openai/gsm8k", subset=("main",), where="gsm8k"))
 
 
 def build_chat_prompt(question: str, system_prompt: str | None = None) -> list[Message]:
