@@ -25,7 +25,7 @@ from measure import save_json
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from algorist.data.arithmetic import word_problems
+from algorist.extensions.problem_sets.arithmetic import word_problems
 from algorist.extensions.quantization import keep_as_trained
 from algorist.prompts import get_format
 from algorist.prompts.chat import encode_prompt

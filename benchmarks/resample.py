@@ -32,9 +32,9 @@ import torch
 from transformers import TrainerCallback
 
 from algorist.config.load import load_recipe
-from algorist.data.arithmetic import word_problems
 from algorist.data.problems import Problems
 from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.extensions.problem_sets.arithmetic import word_problems
 from algorist.models.load import load_policy
 from algorist.prompts.base import PromptFormat, Tags, add_format
 from algorist.rewards import build_rewards

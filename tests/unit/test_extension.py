@@ -120,6 +120,7 @@ TOGETHER = {
     ("model_folder", "environments"): "export writes it for other trainers",
     ("iterate", "model_folder"): "a round's model is exported as one that is given away",
     ("hub", "model_folder"): "it is what is uploaded",
+    ("serve", "model_folder"): "its card knows the settings that nobody used",
     ("full_python", "toolbox"): "it is one of the tools",
     ("tools", "toolbox"): "what may be called",
     ("tools", "environments"): "who answers",
@@ -144,9 +145,12 @@ def test_no_extension_imports_another() -> None:
 SMALL = """
 from algorist.config.load import load_recipe
 from algorist.runs.pipeline import run_recipe
-import algorist, sys
+import algorist, json, sys
 assert algorist.__file__.startswith(sys.argv[1]), algorist.__file__
-run_recipe(load_recipe("smoke-cpu", ["device=cpu", "threads=1", f"output_dir={sys.argv[1]}/runs"]).recipe)
+rows = [{"question": f"{n} + 1?", "answer": str(n + 1), "solution": f"{n} + 1 = {n + 1}"} for n in range(64)]
+open("rows.jsonl", "w").write("\\n".join(map(json.dumps, rows)))  # problems that are made are an extension
+data = [f"data.{part}={{name: local, path: rows.jsonl, limit: 32}}" for part in ("train", "sft", "eval")]
+run_recipe(load_recipe("smoke-cpu", ["device=cpu", "threads=1", f"output_dir={sys.argv[1]}/runs", *data]).recipe)
 """
 NAMES = """
 from algorist.config.load import load_recipe

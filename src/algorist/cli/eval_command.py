@@ -258,7 +258,7 @@ OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
 
 
 def _hints(done: Evaluated, artifact: str, trained: list[Problem]) -> list[str]:
-    """Return what the rules say of an evaluation, whether it is too small, and whether it asks what was trained on."""
+    """List hints: findings of the rules, too few problems, problems that were trained on."""
     from algorist.diagnosis.diagnose import of_evaluation
     from algorist.diagnosis.facts import leaked_text
     from algorist.evaluation.protocols import too_few

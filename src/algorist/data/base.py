@@ -38,7 +38,7 @@ class Source:
 
 Adapter = Callable[[Source], list[Problem]]
 DATASETS: Registry[Adapter] = Registry(
-    "dataset", [f"algorist.data.{name}" for name in ("adapters", "arithmetic", "rollouts")]
+    "dataset", [f"algorist.data.{name}" for name in ("adapters", "rollouts")]
 )
 dataset = DATASETS.register
 Count = Annotated[int, Field(ge=1)]

@@ -197,8 +197,8 @@ def _votes(group: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, bool]]:
     names: dict[str | None, str | None] = {None: None}
     for answer in dict.fromkeys(row["extracted"] for row in group):
         if answer is not None:
-            known = dict.fromkeys(name for name in names.values() if name is not None)
-            names[answer] = next((name for name in known if grade(answer, name).correct), answer)
+            earlier = dict.fromkeys(name for name in names.values() if name is not None)
+            names[answer] = next((name for name in earlier if grade(answer, name).correct), answer)
     return [(names[row["extracted"]], bool(row["correct"])) for row in group]
 
 
@@ -268,10 +268,10 @@ def paired_rate_difference(before: Sequence[float], after: Sequence[float]) -> I
 
     Where no problem's share changes, which is no proof that none ever would, the interval is that of no flipped answer.
     """
-    found = paired_difference(before, after)
-    if found.n < 2 or found.high > found.low or found.value:
-        return found
-    return paired_share_difference(0, 0, found.n)
+    difference = paired_difference(before, after)
+    if difference.n < 2 or difference.high > difference.low or difference.value:
+        return difference
+    return paired_share_difference(0, 0, difference.n)
 
 
 def paired_share_difference(gained: int, lost: int, n: int) -> Interval:

@@ -148,10 +148,7 @@ def maxrl(rewards_PG: Tensor) -> Tensor:
     """
     mean_P1 = rewards_PG.nanmean(-1, keepdim=True)
     if (mean_P1 < -1e-6).any():
-        raise ConfigError(
-            f"grpo.advantage=maxrl divides by the group's mean reward, which is {float(mean_P1.nan_to_num().min()):g} for a group; expected "
-            "rewards of at least 0: take the punishment out, or take grpo.advantage=leave_one_out"
-        )
+        raise ConfigError("grpo.advantage=maxrl: a group's mean reward is below 0; take leave_one_out")
     centred_PG = group_centered(rewards_PG)
     return (centred_PG / mean_P1.clamp(min=1e-6)).masked_fill(~(mean_P1 > 1e-6), 0.0)
 

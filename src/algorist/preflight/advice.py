@@ -64,8 +64,8 @@ def advise(recipe: Recipe, look: Preflight, *, solved: bool) -> list[Finding]:
         for name, seen in look.extensions.items()
         for item in seen["advice"]
     ]
-    found = apply(list(all_rules().values()), *views)
-    return [*(found if solved else _without_solutions(found)), *own]
+    findings = apply(list(all_rules().values()), *views)
+    return [*(findings if solved else _without_solutions(findings)), *own]
 
 
 def _without_solutions(findings: list[Finding]) -> list[Finding]:

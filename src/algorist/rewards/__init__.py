@@ -3,7 +3,6 @@
 ``basic`` right or wrong, steps, length, tags, the random control; ``systems`` the reference systems' own rules; ``user`` a user's own. ``build_rewards`` makes a recipe's list; each of them can be called as TRL calls rewards, too.
 """
 
-from algorist.rewards import basic  # noqa: F401
 from algorist.rewards.base import REWARDS, Reward, reward
 from algorist.rewards.build import (
     DEFAULT_REWARD_WEIGHTS,
@@ -15,12 +14,11 @@ from algorist.rewards.build import (
     default_reward_functions,
     trl_reward,
 )
-from algorist.rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards.trl_form import text_of
 from algorist.rewards.user import load_user_reward
 
 __all__ = [
     "DEFAULT_REWARDS", "DEFAULT_REWARD_WEIGHTS", "REWARDS", "Reward", "RewardBreakdown", "RewardSet", "breakdown",
-    "build_rewards", "default_reward_functions", "load_user_reward", "question_only_reward_fn", "r1_zero_reward_fn",
+    "build_rewards", "default_reward_functions", "load_user_reward",
     "reward", "text_of", "trl_reward",
 ]  # fmt: skip

@@ -383,7 +383,7 @@ def _tried(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
             yield Group(problem, problem.question, [1], part)
 
 
-REWARDS: Registry[Reward] = Registry("reward")
+REWARDS: Registry[Reward] = Registry("reward", ["algorist.rewards.basic", "algorist.rewards.systems"])
 
 
 def as_reward(name: str, function: Callable[..., Any]) -> Reward:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorist.models.products import row_bucket, times_transposed, weight_gradient
+from algorist.models.products import row_bucket, times_transposed
 from algorist.training.head_tiles import TiledHead
 
 CHUNK_ELEMENTS = 32_000_000
@@ -85,8 +85,8 @@ class _CompletionHead(torch.autograd.Function):
         scale = torch.zeros_like(targets).float() if grad_log_probs is None else grad_log_probs * inverse
         # Sums over positions run in float32: rounding each part's product to bfloat16 biases the gradient.
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
-        grad_weight = own_gradient(weight) if needs_weight and _CompletionHead.in_place else None
-        added = grad_weight is not None
+        own = weight.grad if _CompletionHead.in_place and weight.dtype == torch.float32 else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight and own is None else own
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         cached, ctx.cached = ctx.cached, None
         products_VH, ctx.cast = weight.to(ctx.compute_dtype) if ctx.cast is None else ctx.cast, None
@@ -115,55 +115,43 @@ class _CompletionHead(torch.autograd.Function):
                         slopes[part.start - whole.start : part.stop - whole.start] = slope
             if grad_hidden is not None:
                 grad_hidden[whole] = times_transposed(slopes, products_VH.t())
-            if needs_weight:
+            if needs_weight and grad_weight is not None:
                 inputs = hidden[whole].to(ctx.compute_dtype)
-                if inputs.dtype != torch.float32:
-                    product = slopes.t() @ inputs
-                    grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
-                elif grad_weight is None:
-                    grad_weight = weight_gradient(slopes, inputs)
-                else:
+                if inputs.dtype == torch.float32:
                     grad_weight.addmm_(slopes.t(), inputs)
+                else:
+                    grad_weight.add_(slopes.t() @ inputs)
         return (
             grad_hidden.to(hidden.dtype) if grad_hidden is not None else None,
-            grad_weight.to(weight.dtype) if grad_weight is not None and not added else None,
+            grad_weight.to(weight.dtype) if grad_weight is not None and own is None else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
             *([None] * 7),
         )
 
 
-def own_gradient(weight: Tensor) -> Tensor | None:
-    """Return the gradient that a weight has, where a sum in float32 may be added to it."""
-    return None if weight.grad is None or weight.grad.dtype != torch.float32 else weight.grad
-
-
 @contextmanager
-def gradients_in_place(model: nn.Module) -> Iterator[None]:
-    """Let embeddings and the head add to the gradients that their weights have: whole ones of a large vocabulary exist once.
+def gradients_in_place(model: nn.Module, does: bool) -> Iterator[None]:
+    """Make the gradients that a model lacks before its passes, which add to them: those of a large vocabulary exist once.
 
-    The embeddings' own are sparse, and autograd adds them to a dense one without making it anew.
+    For one process on a CPU. Made in the backward pass they would lie between its activations, whose memory the next part's do not fit
+    into. The embeddings' own are sparse here, which autograd adds to the dense ones that are there.
     """
-    embeddings = [
-        m for m in model.modules() if isinstance(m, nn.Embedding) and own_gradient(m.weight) is not None
-    ]
-    embeddings = [m for m in embeddings if not m.sparse]
+    lacking = [p for p in model.parameters() if does and p.requires_grad and p.grad is None]
+    for parameter in lacking:
+        parameter.grad = torch.zeros_like(parameter)
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight.grad is not None]
     for module in embeddings:
-        module.sparse = True
+        module.sparse = does
+    _CompletionHead.in_place = does
     try:
         yield
     finally:
         for module in embeddings:
             module.sparse = False
-
-
-@contextmanager
-def head_in_place(does: bool) -> Iterator[None]:
-    """Let the head do so in the backward passes within."""
-    _CompletionHead.in_place = does
-    try:
-        yield
-    finally:
         _CompletionHead.in_place = False
+    for parameter in lacking:
+        if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not depend on it
+            parameter.grad = None
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -142,13 +142,8 @@ def kept_per_token(model: Any, precision: Precision) -> float:
     return per_token + MIXED_BYTES * config.hidden_size * max(1, config.num_hidden_layers) * mixed
 
 
-def head_bytes(
-    base: Any, completions: int, precision: Precision, device: torch.device, *, alone: bool = True
-) -> int:
-    """Return what the head takes: probabilities or slopes, chunks of logits and gradients, or on a GPU a tile and gradients in float32.
-
-    On a CPU one process ``alone`` adds its weights' gradient to the one that they have; 16-bit products are made whole first.
-    """
+def head_bytes(base: Any, completions: int, precision: Precision, device: torch.device) -> int:
+    """Return what the head takes: probabilities or slopes, chunks of logits and gradients, or on a GPU a tile and gradients in float32."""
     weight = base.get_output_embeddings().weight
     vocabulary, width = map(int, getattr(weight, "ds_shape", weight.shape))
     learned = vocabulary * width * weight.requires_grad
@@ -158,10 +153,8 @@ def head_bytes(
         return rows * columns * precision.compute.itemsize + 4 * gradients
     chunk = min(CHUNK_ELEMENTS, completions * vocabulary) * 4
     own = min(CACHE_BYTES, completions * vocabulary * 4) + 2 * chunk + 4 * completions * width
-    product = (precision.compute in HALF) * precision.compute.itemsize
-    if not alone:
-        product += 4 + 4 * base.get_input_embeddings().weight.requires_grad
-    return own + product * learned
+    # Its weights' gradient is added to the one that they have; 16-bit products are made whole first.
+    return own + (precision.compute in HALF) * precision.compute.itemsize * learned
 
 
 def tokens_that_fit(
@@ -174,7 +167,7 @@ def tokens_that_fit(
     """
     fixed: int | None = getattr(section, "micro_batch_tokens", None)
     base = unwrap(model)
-    wrapped, model = model, model.module if isinstance(model, DistributedDataParallel) else model
+    model = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(base.parameters()).device
     if fixed is not None or not (on_gpu(device) or device.type == "cpu"):
         return fixed
@@ -185,8 +178,7 @@ def tokens_that_fit(
     coming += sum(own_part(p).numel() * (p.element_size() * (p.grad is None) + states) for p in trained)
     precision = Precision(weight_dtype(base), compute_dtype(base))
     if not on_gpu(device):
-        alone = wrapped is model and not is_sharded(model)
-        coming += head_bytes(base, COMPLETION_TOKENS, precision, device, alone=alone)
+        coming += head_bytes(base, COMPLETION_TOKENS, precision, device)
     try:
         per_token = kept_per_token(model, precision)
     except (RuntimeError, MemoryError) as error:

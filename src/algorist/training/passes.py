@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from algorist.models.memory import trim_heap
 from algorist.training.batch import Batch
 from algorist.training.distributed import SharedPasses, average_gradients, passes_of_all, reminder
 from algorist.training.faults import until_it_fits
-from algorist.training.lm_head import gradients_in_place, head_in_place
+from algorist.training.lm_head import gradients_in_place
 from algorist.training.log_probs import LogProbs
 from algorist.training.part_size import tokens_that_fit
 
@@ -77,8 +76,7 @@ class Passes:
         return self.compute(model, piece, autocast=self.loop.accelerator.autocast, **ways)
 
     def backward(self, loss: Tensor) -> None:
-        with head_in_place(self._alone_on_cpu()):
-            self.loop.accelerator.backward(loss)
+        self.loop.accelerator.backward(loss)
 
     def until_they_fit(
         self, model: Any, batch: Batch, rows: Callable[[], Sequence[int]], compute: Callable[[Any], T]
@@ -108,21 +106,11 @@ class Passes:
     def run(self, batch: Batch, rows: Sequence[int], one_pass: Callable[[list[int], bool], None]) -> None:
         """Do ``one_pass`` (rows, idle) for each part of a step."""
         trim_heap(batch.mask.device)
-        model, alone = self.loop.model, self._alone_on_cpu()
-        made = _make_gradients(model) if alone else []
-        with gradients_in_place(model) if alone else nullcontext():
+        on_cpu = batch.mask.device.type == "cpu" and self.loop.model_wrapped is self.loop.model
+        with gradients_in_place(self.loop.model, on_cpu and self.shared is None):
             for part, idle in self.parts(batch, rows):
-                if self.shared is None:
-                    one_pass(part, idle)
-                else:
-                    self.shared.run(partial(one_pass, part, idle))
-        for parameter in made:
-            if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not depend on it
-                parameter.grad = None
-
-    def _alone_on_cpu(self) -> bool:
-        on_cpu = self.loop.args.device.type == "cpu" and self.loop.model_wrapped is self.loop.model
-        return on_cpu and self.shared is None
+                do = partial(one_pass, part, idle)
+                do() if self.shared is None else self.shared.run(do)
 
     def parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """Yield the parts of a step as (rows, idle), and let gradients be reduced in the last.
@@ -166,14 +154,3 @@ class Passes:
             self.part_tokens,
         )
         return True
-
-
-def _make_gradients(model: nn.Module) -> list[nn.Parameter]:
-    """Make the gradients that a model lacks, one after the other, and return their parameters.
-
-    Made in the backward pass they would lie between its activations, whose memory the next part's do not fit into.
-    """
-    lacking = [p for p in model.parameters() if p.requires_grad and p.grad is None]
-    for parameter in lacking:
-        parameter.grad = torch.zeros_like(parameter)
-    return lacking

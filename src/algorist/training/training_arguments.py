@@ -25,6 +25,9 @@ SAME_NAMES = {
     "save_total_limit", "gradient_checkpointing",
 }  # fmt: skip
 
+WITH_WARMUP = {"constant": "constant_with_warmup"}
+"""Scheduler of a recipe → that of transformers, whose ``constant`` has no warm-up, whatever is asked."""
+
 
 def check_optimizers(recipe: Recipe) -> None:
     """Refuse an optimiser that transformers does not know, or whose package is not installed (ConfigError, MissingExtraError)."""
@@ -62,10 +65,7 @@ def optim_arguments(
         "output_dir": str(output_dir),
         "num_train_epochs": section.epochs,
         "max_steps": section.max_steps or -1,
-        # transformers' own "constant" knows of no warm-up, whatever is asked.
-        "lr_scheduler_type": "constant_with_warmup"
-        if section.lr_scheduler == "constant"
-        else section.lr_scheduler,
+        "lr_scheduler_type": WITH_WARMUP.get(rate := section.lr_scheduler, rate),
         "warmup_steps": section.warmup_ratio if section.warmup_steps is None else section.warmup_steps,
         "seed": seed,
         "data_seed": seed,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from algorist.data import DATASETS, Source
-from algorist.data.arithmetic import equations
 from algorist.errors import DataError
+from algorist.extensions.problem_sets.arithmetic import equations
 from algorist.types import Problem
 
 

@@ -10,11 +10,11 @@ import pytest
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, Source, dataset, load_problems
-from algorist.data.arithmetic import word_problems
 from algorist.data.files import read_rows
 from algorist.data.golds import extract_hash_answer
 from algorist.data.leakage import overlap
 from algorist.errors import DataError
+from algorist.extensions.problem_sets.arithmetic import word_problems
 from algorist.runs.pipeline import run_recipe
 from algorist.types import Problem
 

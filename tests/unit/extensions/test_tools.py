@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorist.config import load_recipe
-from algorist.data.arithmetic import equations
 from algorist.errors import ConfigError, TrainingError
+from algorist.extensions.problem_sets.arithmetic import equations
 from algorist.extensions.problem_sets.story_problems import story_problems
 from algorist.extensions.toolbox.base import ToolLimits
 from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as_text, last_sum, value_of

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from algorist.errors import ConfigError
-from algorist.rewards import REWARDS, question_only_reward_fn, r1_zero_reward_fn, trl_reward
+from algorist.rewards import REWARDS, trl_reward
 from algorist.rewards.basic import (
     approx_format,
     correctness_exact,
@@ -29,7 +29,15 @@ from algorist.rewards.basic import (
     think_answer_format,
     xmlcount,
 )
-from algorist.rewards.systems import accuracy, accuracy_last_number, check_answer, check_numbers, r1_zero
+from algorist.rewards.systems import (
+    accuracy,
+    accuracy_last_number,
+    check_answer,
+    check_numbers,
+    question_only_reward_fn,
+    r1_zero,
+    r1_zero_reward_fn,
+)
 
 PERFECT = "<reasoning>\nabc\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
 

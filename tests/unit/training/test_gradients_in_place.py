@@ -23,9 +23,9 @@ class Large(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and not result.is_sparse and result.shape == self.shape:
-            if not any(isinstance(a, torch.Tensor) and a.data_ptr() == result.data_ptr() for a in args):
-                self.made.append(str(func))
+        dense = isinstance(result, torch.Tensor) and not result.is_sparse and result.shape == self.shape
+        if dense and not any(isinstance(a, torch.Tensor) and a.data_ptr() == result.data_ptr() for a in args):
+            self.made.append(str(func))
         return result
 
 
@@ -49,8 +49,7 @@ def gradients(
     with monkeypatch.context() as patch:
         patch.setattr(passes.Passes, "run", noted)
         if plain:
-            patch.setattr(passes, "gradients_in_place", lambda model: nullcontext())
-            patch.setattr(passes, "head_in_place", lambda does: nullcontext())
+            patch.setattr(passes, "gradients_in_place", lambda model, does: nullcontext())
         trainer.train()
     return kept, large.made
 
@@ -66,4 +65,4 @@ def test_the_gradient_is_that_of_whole_ones_and_no_other_is_made(
         torch.testing.assert_close(in_place[name], expected, atol=1e-7, rtol=1e-5)
         assert not in_place[name].is_sparse and in_place[name].abs().max() > 0
     assert len(few) == 2 - tied, few  # the gradients themselves, made before the first pass
-    assert len(many) > len(few)
+    assert "embedding_dense_backward" in str(many)

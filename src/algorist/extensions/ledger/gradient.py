@@ -83,8 +83,7 @@ def numbers_of(gradients: dict[str, Tensor]) -> dict[str, float]:
 def _gradient(term: Tensor, parameters: Sequence[Any]) -> Tensor:
     parts = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
     filled = (torch.zeros_like(p) if g is None else g for p, g in zip(parameters, parts, strict=True))
-    whole = (g.to_dense() if g.is_sparse else g for g in filled)  # an embedding's
-    return torch.cat([part.detach().double().flatten() for part in whole])
+    return torch.cat([part.detach().double().flatten() for part in filled])
 
 
 def why_not(trainer: Any) -> str:

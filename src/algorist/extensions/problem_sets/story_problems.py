@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from algorist.data.arithmetic import size, some
 from algorist.data.base import Probability, Split, draw_distinct, generated, id_of, is_held_out
 from algorist.errors import DataError, check_known
+from algorist.extensions.problem_sets.arithmetic import size, some
 from algorist.types import Problem
 
 MAX_ANSWER = 1000
