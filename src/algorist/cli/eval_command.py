@@ -155,7 +155,9 @@ def _trained_on(recipe: Recipe) -> list[Problem]:
     from algorist.data import load_problems
 
     problems = []
-    for section in filter(None, (recipe.data.train, recipe.sft.enabled and recipe.data.sft)):
+    for section in (recipe.data.train, recipe.data.sft if recipe.sft.enabled else None):
+        if section is None:
+            continue
         with contextlib.suppress(DataError):
             problems += load_problems(section.model_copy(update={"pass_rate": None}))
     return problems

@@ -22,7 +22,7 @@ MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
 """Limits of a Parquet file once it is unpacked."""
 MAX_GROWTH, FREE_BYTES = 300, 128 * 1024**2
 """Beyond ``FREE_BYTES`` it may unpack to ``MAX_GROWTH`` times its own size."""
-_SHARD = re.compile(r"-(\d+)-of-(\d+)$")
+_SHARD = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]+)?$")
 MAX_ENTRIES = 20_000
 """Most entries in a dataset's folder: a disk is not searched."""
 
@@ -90,16 +90,18 @@ def _pick(path: Path, split: str) -> list[Path]:
     matches = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
     top = min((len(p.parts) for p in matches), default=0)
     matches = [p for p in matches if len(p.parts) == top]
-    numbers = {p: _SHARD.search(p.stem) for p in matches}
-    sets = {(p.parent, p.suffix, p.stem[: n.start()], n[2]) if n else (p,) for p, n in numbers.items()}
+    shards = {p: _SHARD.search(p.stem) for p in matches}
+    sets = {(p.parent, p.suffix, p.stem[: n.start()], int(n[2])) if n else (p,) for p, n in shards.items()}
     if len(sets) > 1:
         names = ", ".join(str(p.relative_to(path)) for p in matches[:8])
+        first = matches[0].parent if shards[matches[0]] and matches[0].parent != path else matches[0]
         raise DataError(
-            f"{path} has several files for the split '{split}': {names}. Name one: data.….path={matches[0]}"
+            f"{path} has several files for the split '{split}': {names}. Name one: data.….path={first}"
         )
-    if (whole := {int(n[2]) for n in numbers.values() if n}) and whole != {len(matches)}:
+    numbers = sorted(int(n[1]) for n in shards.values() if n)
+    if numbers and numbers != [*range(whole := max(int(n[2]) for n in shards.values() if n))]:
         raise DataError(
-            f"{path} has {len(matches)} of the {max(whole)} files of the split '{split}': some are missing"
+            f"{path} has {len(matches)} of the {whole} files of the split '{split}': some are missing"
         )
     if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"

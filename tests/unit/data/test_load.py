@@ -260,11 +260,14 @@ def rows_from(number: int, count: int = 3) -> list[dict[str, object]]:
 
 
 def test_a_folder_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
-    for name, number in (("train-00000-of-00002.jsonl", 0), ("train-00001-of-00002.jsonl", 3)):
+    for name, number in (("train-00000-of-00002-1f.jsonl", 0), ("train-00001-of-00002.jsonl", 3)):
         jsonl(tmp_path, rows_from(number), name)
     assert [row["answer"] for row in read_rows(tmp_path)] == ["1", "2", "3", "4", "5", "6"]
     (tmp_path / "train-00001-of-00002.jsonl").unlink()
     with pytest.raises(DataError, match="1 of the 2 files of the split 'train': some are missing"):
+        read_rows(tmp_path)
+    jsonl(tmp_path, rows_from(3), "train-00005-of-00002.jsonl")
+    with pytest.raises(DataError, match="some are missing"):
         read_rows(tmp_path)
 
 
