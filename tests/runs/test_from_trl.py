@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from algorist.cli.trl_script import DEFAULTS
+from algorist.cli.trl_script import ADAPTERS, DEFAULTS, PEFT_MODULES
 from algorist.config import load_recipe
 from algorist_grader.user_code import import_file
 from tests.conftest import Cli
@@ -202,3 +204,69 @@ def test_an_environment_of_the_script_is_taken_over(
 
         about = EnvironmentClass(recipe.environment).about()
         assert about["pays"] and [tool["function"]["name"] for tool in about["tools"]] == ["guess"]
+
+
+@pytest.fixture
+def read(call: Cli, tmp_path: Path) -> Callable[[str], tuple[dict[str, Any], str]]:
+    """Carry a script of one run over: its settings, and what is left as one text."""
+
+    def read(text: str) -> tuple[dict[str, Any], str]:
+        for file in ("own.yaml", "own_rewards.py"):
+            (tmp_path / file).unlink(missing_ok=True)
+        head = "from x import *\ndef short(completions, **_):\n    return [0.0]\n"
+        (tmp_path / "own.py").write_text(f"{head}{text}\n")
+        done = call("from-trl", "own.py", "--json")
+        assert done.returncode == 0, done.stderr
+        load_recipe("own.yaml", [])
+        said = json.loads(done.stdout)
+        return said["settings"], "\n".join(said["left"])
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("adapter", "model", "rank", "alpha", "dropout", "modules"),
+    [
+        ("peft_config=LoraConfig()", "Qwen/Qwen2.5-0.5B", 8, 8, 0.0, ["q_proj", "v_proj"]),
+        ("peft_config=LoraConfig(task_type='CAUSAL_LM')", "gpt2", 8, 8, 0.0, ["c_attn"]),
+        ("peft_config=LoraConfig(r=4)", "me/own", 4, 8, 0.0, ["q_proj", "v_proj"]),
+        ("peft_config=get_peft_config(used)", "microsoft/phi-2", 8, 32, 0.05, ["q_proj", "v_proj", "fc1", "fc2"]),
+        ("model=FastModel.get_peft_model(m, r=4)", "Qwen/Qwen3-0.6B", 4, 16, 0.0, "attention+mlp"),
+    ],
+)  # fmt: skip
+def test_an_adapter_has_the_defaults_of_its_library(
+    adapter: str, model: str, rank: int, alpha: int, dropout: float, modules: Any, read: Any
+) -> None:
+    text = (
+        "used = ModelConfig(use_peft=True, lora_r=8)\nGRPOTrainer({model!r}, short, GRPOConfig(), {adapter})"
+    )
+    settings, left = read(text.format(model=model, adapter=adapter))
+    lora = {key.rpartition(".")[2]: value for key, value in settings.items() if "lora" in key}
+    assert lora == {"rank": rank, "alpha": alpha, "dropout": dropout, "target_modules": modules}
+    assert ("[q_proj, v_proj] are taken" in left) == (model == "me/own")
+
+
+def test_an_adapter_that_only_the_run_knows_is_named(read: Any) -> None:
+    text = "GRPOTrainer('gpt2', short, GRPOConfig(), peft_config={})"
+    for adapter, said in {
+        "get_peft_config(parsed)": "set model.lora",
+        "IA3Config()": "all weights are trained; set model.lora",
+        "None": None,
+        "get_peft_config(ModelConfig(lora_r=8))": None,
+    }.items():
+        settings, left = read(text.format(adapter))
+        assert not any("lora" in key for key in settings)
+        assert said in left if said else "lora" not in left
+
+
+def test_the_modules_of_an_adapter_are_those_of_peft() -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    names = {"Qwen2.5": "qwen2", "Qwen3-4B": "qwen3", "tinyllama": "llama", "mistral-7b": "mistral", "gemma-2-2b": "gemma2",
+             "opt-125m": "opt", "phi-2": "phi", "gpt2-xl": "gpt2", "pythia-70m": "gpt_neox", "bloom": "bloom"}  # fmt: skip
+    for name, kind in names.items():
+        (found,) = [modules for part, modules in PEFT_MODULES.items() if re.search(part, name.lower())]
+        assert found == peft[kind], name
+    config = pytest.importorskip("peft").LoraConfig()
+    ours = ADAPTERS["LoraConfig"]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (ours["r"], ours["alpha"], ours["dropout"])

@@ -96,7 +96,7 @@ def _recipe(script: Any) -> str:
             head += textwrap.wrap(line, 110, initial_indent="# - ", subsequent_indent="#   ")
     defaults = sorted(script.by_default & set(script.settings))
     if defaults:
-        text = f"TRL's defaults, which the script leaves as they are: {', '.join(defaults)}"
+        text = f"Defaults of TRL and PEFT, which the script leaves as they are: {', '.join(defaults)}"
         head += textwrap.wrap(text, 110, initial_indent="# ", subsequent_indent="# ")
     body = yaml.dump(
         {"name": script.path.stem} | nested, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110

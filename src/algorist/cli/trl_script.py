@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,20 @@ HERE_ANYWAY = set(
     "output_dir run_name remove_unused_columns gradient_checkpointing_kwargs log_level dataloader_num_workers".split()
 )
 """Settings that are read elsewhere, or that algorist decides for itself."""
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "LoraConfig": {"r": 8, "alpha": 8, "dropout": 0.0, "target_modules": None},
+    "ModelConfig": {"r": 16, "alpha": 32, "dropout": 0.05, "target_modules": None},
+    "get_peft_model": {"r": 16, "alpha": 16, "dropout": 0.0, "target_modules": "attention+mlp"},
+}
+"""Adapters' defaults: of PEFT, of TRL's command line, and of Unsloth; names without ``lora_``."""
+ADAPTER = {"r": "rank", "alpha": "alpha", "dropout": "dropout", "target_modules": "target_modules", "use_rslora": "rslora"}  # fmt: skip
+PEFT_MODULES = {
+    r"qwen(1\.5|2|3)|llama|smollm|mistral|mixtral|gemma|opt-\d|gpt-j|gpt-neo-|stablelm": ["q_proj", "v_proj"],
+    r"phi-(1|1_5|2)$": ["q_proj", "v_proj", "fc1", "fc2"],
+    r"gpt2": ["c_attn"],
+    r"pythia|gpt-neox|bloom|falcon-\d": ["query_key_value"],
+}
+"""Part of a model's name → modules that PEFT adapts where ``LoraConfig`` names none."""
 SCALES = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered", "True": "group_normalized", "False": "group_centered"}  # fmt: skip
 REWARDS = {"accuracy_reward": "accuracy", "think_format_reward": "think_answer_format"}
 """Of ``trl.rewards``."""
@@ -261,18 +276,69 @@ def _model(script: Script) -> None:
         script.settings["model.name"] = name
     else:
         script.left.append("the model's name is known only when the script runs: set model.name")
-    ours = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "target_modules"}
-    for call in script.calls("LoraConfig", "get_peft_model"):
-        for word in call.keywords:
-            if word.arg in ours or word.arg == "use_rslora":
-                try:
-                    script.settings[f"model.lora.{ours.get(word.arg, 'rslora')}"] = script.value(word.value)
-                except ValueError:
-                    script.leave(word, "known only when the script runs")
-    for call in [*loads, *script.calls("BitsAndBytesConfig")]:
+    _adapter(script, str(name))
+    for call in [*loads, *script.calls("BitsAndBytesConfig", "ModelConfig")]:
         for bits in (4, 8):
             if any(w.arg == f"load_in_{bits}bit" and ast.unparse(w.value) == "True" for w in call.keywords):
                 script.settings["model.quantization"] = f"{bits}bit"
+
+
+def _adapter(script: Script, model: str) -> None:
+    """Take the last adapter: of PEFT, of Unsloth, or of TRL's ``get_peft_config``; their defaults where the script says nothing."""
+    makers = [
+        call
+        for call in script.calls("LoraConfig", "get_peft_model")
+        if called(call) == "LoraConfig"
+        or (isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) != "peft")
+    ]
+    for call in script.calls("get_peft_config"):
+        node = call.args[0] if call.args else None
+        made = script.assigned().get(node.id) if isinstance(node, ast.Name) else node
+        known = isinstance(made, ast.Call) and called(made) == "ModelConfig"
+        used = [ast.unparse(word) for word in words([made], "use_peft")] if isinstance(made, ast.Call) else []
+        if isinstance(made, ast.Call) and known and used == ["True"]:
+            makers.append(made)
+        elif not known or used not in ([], ["False"]):
+            script.leave(call, "known only when the script runs: set model.lora")
+    for call in makers[-1:]:
+        values = dict(ADAPTERS[called(call)])
+        written = _adapter_words(script, call, values)
+        if values.get("target_modules", ()) is None:
+            chosen = [names for part, names in PEFT_MODULES.items() if re.search(part, model.lower())]
+            values["target_modules"] = chosen[0] if chosen else ["q_proj", "v_proj"]
+            if not chosen:
+                script.leave(
+                    call,
+                    "PEFT's target modules for this model are not known here: [q_proj, v_proj] are taken",
+                )
+        for name, value in values.items():
+            script.settings[f"model.lora.{ADAPTER[name]}"] = value
+            if name not in written:
+                script.by_default.add(f"model.lora.{ADAPTER[name]}")
+    given = words(script.calls("GRPOTrainer", "SFTTrainer"), "peft_config")
+    if not makers and not script.calls("get_peft_config"):
+        for node in given:
+            if ast.unparse(node) != "None":
+                script.leave(node, "no LoraConfig is read: all weights are trained; set model.lora")
+
+
+def _adapter_words(script: Script, call: ast.Call, values: dict[str, Any]) -> set[str]:
+    """Take an adapter's arguments into values, and return the names of those that are written and not None."""
+    written = set()
+    for word in call.keywords:
+        name = (word.arg or "").removeprefix("lora_")
+        if called(call) == "ModelConfig" and word.arg and name == word.arg and name not in ADAPTER:
+            continue
+        try:
+            value = script.value(word.value if word.arg else None)
+        except ValueError:
+            script.leave(word, "known only when the script runs")
+            values.pop(name, None)
+            continue
+        if name in ADAPTER and value is not None:
+            values[name] = list(value) if isinstance(value, (tuple, set)) else value
+            written.add(name)
+    return written
 
 
 def _prompt(script: Script) -> None:
