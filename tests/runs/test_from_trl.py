@@ -270,3 +270,16 @@ def test_the_modules_of_an_adapter_are_those_of_peft() -> None:
     config = pytest.importorskip("peft").LoraConfig()
     ours = ADAPTERS["LoraConfig"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (ours["r"], ours["alpha"], ours["dropout"])
+
+
+def test_arguments_of_an_adapter_are_carried_or_named(read: Any) -> None:
+    most = "modules_to_save=['lm_head'], layers_to_transform=0, bias='all', init_lora_weights='pissa', **more"
+    plain = "bias='none', init_lora_weights=True, modules_to_save=None, fan_in_fan_out=False, task_type='CAUSAL_LM'"
+    text = "GRPOTrainer('gpt2', short, GRPOConfig(), peft_config=LoraConfig(r=4, use_dora=True, use_rslora=True, {}))"
+    settings, left = read(text.format(most))
+    assert settings["model.lora.dora"] is True and settings["model.lora.rslora"] is True
+    for word in most.split(", ")[:-1]:
+        assert f"{word}: not in a recipe" in left
+    assert "**more: known only" in left
+    settings, left = read(text.format(plain))
+    assert settings["model.lora.rank"] == 4 and not any(word in left for word in plain.split(", "))

@@ -56,7 +56,8 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "get_peft_model": {"r": 16, "alpha": 16, "dropout": 0.0, "target_modules": "attention+mlp"},
 }
 """Adapters' defaults: of PEFT, of TRL's command line, and of Unsloth; names without ``lora_``."""
-ADAPTER = {"r": "rank", "alpha": "alpha", "dropout": "dropout", "target_modules": "target_modules", "use_rslora": "rslora"}  # fmt: skip
+ADAPTER = {"r": "rank", "alpha": "alpha", "dropout": "dropout", "target_modules": "target_modules", "use_rslora": "rslora", "use_dora": "dora"}  # fmt: skip
+ADAPTER_ANYWAY = "task_type inference_mode peft_type base_model_name_or_path".split()
 PEFT_MODULES = {
     r"qwen(1\.5|2|3)|llama|smollm|mistral|mixtral|gemma|opt-\d|gpt-j|gpt-neo-|stablelm": ["q_proj", "v_proj"],
     r"phi-(1|1_5|2)$": ["q_proj", "v_proj", "fc1", "fc2"],
@@ -325,8 +326,12 @@ def _adapter(script: Script, model: str) -> None:
 def _adapter_words(script: Script, call: ast.Call, values: dict[str, Any]) -> set[str]:
     """Take an adapter's arguments into values, and return the names of those that are written and not None."""
     written = set()
+    for node in call.args[called(call) == "get_peft_model" :]:  # after the model
+        script.leave(node, "an argument without a name: set model.lora")
     for word in call.keywords:
         name = (word.arg or "").removeprefix("lora_")
+        if name in ADAPTER_ANYWAY:
+            continue
         if called(call) == "ModelConfig" and word.arg and name == word.arg and name not in ADAPTER:
             continue
         try:
@@ -338,6 +343,10 @@ def _adapter_words(script: Script, call: ast.Call, values: dict[str, Any]) -> se
         if name in ADAPTER and value is not None:
             values[name] = list(value) if isinstance(value, (tuple, set)) else value
             written.add(name)
+        elif value not in (None, "none") and value is not (name == "init_lora_weights"):
+            script.leave(
+                word, "not in a recipe"
+            )  # False, which only init_lora_weights has as True, is the default
     return written
 
 
