@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 
 from algorist.cli.terminal import Result, View, verb
 from algorist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from algorist.cli.trl_script import Script
 
 app = typer.Typer(add_completion=False)
 
@@ -47,12 +53,12 @@ def from_trl(
 
     Example: algorist from-trl train.py
     """
-    from algorist.cli.trl_script import code_beside, read_script
+    from algorist.cli.trl_script import read_script
 
     parsed = read_script(script)
     recipe = to or Path(f"{script.stem}.yaml")
     texts = {recipe: _recipe(parsed)}
-    texts |= {recipe.with_name(file): code for file, code in code_beside(parsed).items()}
+    texts |= {recipe.with_name(file): code for file, code in _code_beside(parsed).items()}
     if taken := [str(file) for file in texts if file.exists()]:
         raise ConfigError(
             f"{', '.join(taken)}: already there, and nothing was written. Take another name: --to FILE.yaml"
@@ -80,7 +86,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _text)
 
 
-def _recipe(script: Any) -> str:
+def _recipe(script: Script) -> str:
     """Return the recipe's text: what was not carried over as comments, TRL's defaults marked."""
     nested: dict[str, Any] = {}
     for key, value in script.settings.items():
@@ -102,3 +108,69 @@ def _recipe(script: Any) -> str:
         {"name": script.path.stem} | nested, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
     )
     return "\n".join(head) + "\n" + body
+
+
+def _code_beside(script: Script) -> dict[str, str]:
+    """Return the files of code that belong to the recipe: name → text."""
+    from algorist.cli.trl_script import environments_file, rewards_file
+
+    files = {}
+    if script.rewards:
+        file = rewards_file(script.path)
+        files[file] = _source_of(script, "Reward functions", script.rewards, file)
+    if script.environments:
+        file = environments_file(script.path)
+        text = _source_of(script, "Environments", [*script.environments, *script.paying], file)
+        if script.paying:
+            sums = " + ".join(
+                f"{w:g} * ({name}(environments=[self])[0] or 0)" for name, w in script.paying.items()
+            )
+            text += f"\n\ndef get_reward(self):\n    return {sums}\n\n\n"
+            text += "".join(f"{name}.get_reward = get_reward\n" for name in script.environments)
+        files[file] = text
+    return files
+
+
+def _source_of(script: Script, title: str, members: Iterable[str], file: str) -> str:
+    """Return members of the script with what they use: imports, constants, other functions and classes."""
+    from algorist.cli.trl_script import called
+
+    text = script.path.read_text(encoding="utf-8")
+    defined: dict[str, ast.stmt] = {}
+    for node in script.tree.body:
+        defined |= dict.fromkeys(_names(node), node)
+    needed: dict[int, ast.stmt] = {}
+    names, seen = list(members), set(dir(builtins))
+    while names:
+        name = names.pop()
+        if name in seen or name not in defined:
+            continue
+        seen.add(name)
+        node = defined[name]
+        needed[node.lineno] = node
+        names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+        if isinstance(node, ast.Assign) and any(
+            called(n) not in ("", "compile") for n in ast.walk(node) if isinstance(n, ast.Call)
+        ):
+            script.leave(node, f"runs whenever {file} is imported, once a process")
+    parts = [ast.get_source_segment(text, node, padded=True) or "" for _, node in sorted(needed.items())]
+    decorated = [  # ``get_source_segment`` leaves decorators out
+        "".join(f"@{ast.unparse(d)}\n" for d in getattr(node, "decorator_list", ()))
+        for _, node in sorted(needed.items())
+    ]
+    head = f'"""{title} of {script.path.name}, taken over by algorist from-trl."""\n\n'
+    return head + "\n\n".join(map("".join, zip(decorated, parts, strict=True))) + "\n"
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.Assign):
+        yield from _targets(node.targets)
+
+
+def _targets(targets: Iterable[ast.expr]) -> Iterator[str]:
+    for target in targets:
+        yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))

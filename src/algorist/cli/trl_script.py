@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -511,65 +510,3 @@ def rewards_file(path: Path) -> str:
 def environments_file(path: Path) -> str:
     """Return the name of the file that takes a script's environments."""
     return f"{path.stem}_environments.py"
-
-
-def code_beside(script: Script) -> dict[str, str]:
-    """Return the files of code that belong to the recipe: name → text."""
-    files = {}
-    if script.rewards:
-        file = rewards_file(script.path)
-        files[file] = source_of(script, "Reward functions", script.rewards, file)
-    if script.environments:
-        file = environments_file(script.path)
-        text = source_of(script, "Environments", [*script.environments, *script.paying], file)
-        if script.paying:
-            sums = " + ".join(
-                f"{w:g} * ({name}(environments=[self])[0] or 0)" for name, w in script.paying.items()
-            )
-            text += f"\n\ndef get_reward(self):\n    return {sums}\n\n\n"
-            text += "".join(f"{name}.get_reward = get_reward\n" for name in script.environments)
-        files[file] = text
-    return files
-
-
-def source_of(script: Script, title: str, members: Iterable[str], file: str) -> str:
-    """Return members of the script with what they use: imports, constants, other functions and classes."""
-    text = script.path.read_text(encoding="utf-8")
-    defined: dict[str, ast.stmt] = {}
-    for node in script.tree.body:
-        defined |= dict.fromkeys(_names(node), node)
-    needed: dict[int, ast.stmt] = {}
-    names, seen = list(members), set(dir(builtins))
-    while names:
-        name = names.pop()
-        if name in seen or name not in defined:
-            continue
-        seen.add(name)
-        node = defined[name]
-        needed[node.lineno] = node
-        names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
-        if isinstance(node, ast.Assign) and any(
-            called(n) not in ("", "compile") for n in ast.walk(node) if isinstance(n, ast.Call)
-        ):
-            script.leave(node, f"runs whenever {file} is imported, once a process")
-    parts = [ast.get_source_segment(text, node, padded=True) or "" for _, node in sorted(needed.items())]
-    decorated = [  # ``get_source_segment`` leaves decorators out
-        "".join(f"@{ast.unparse(d)}\n" for d in getattr(node, "decorator_list", ()))
-        for _, node in sorted(needed.items())
-    ]
-    head = f'"""{title} of {script.path.name}, taken over by algorist from-trl."""\n\n'
-    return head + "\n\n".join(map("".join, zip(decorated, parts, strict=True))) + "\n"
-
-
-def _names(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-    elif isinstance(node, ast.Assign):
-        yield from _targets(node.targets)
-
-
-def _targets(targets: Iterable[ast.expr]) -> Iterator[str]:
-    for target in targets:
-        yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
