@@ -283,3 +283,24 @@ def test_arguments_of_an_adapter_are_carried_or_named(read: Any) -> None:
     assert "**more: known only" in left
     settings, left = read(text.format(plain))
     assert settings["model.lora.rank"] == 4 and not any(word in left for word in plain.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("files", "train", "held_out"),
+    [
+        ("'json', data_files='rows.jsonl'", "rows.jsonl", None),
+        ("'csv', data_files=['rows.csv'], split='train'", "rows.csv", None),
+        ("'parquet', data_files={'train': 'a.parquet', 'test': 'b.parquet'}, split=['train', 'test']", "a.parquet", "b.parquet"),
+        ("'json', data_dir='rows'", "rows", None),
+        ("'json', data_files='parts/*.jsonl'", None, None),
+        ("'json', data_files='hf://datasets/a/b.jsonl'", None, None),
+        ("'json', data_files=['a.jsonl', 'b.jsonl']", None, None),
+    ],
+)  # fmt: skip
+def test_local_files_become_paths(files: str, train: str | None, held_out: str | None, read: Any) -> None:
+    settings, left = read(
+        f"rows = load_dataset({files})\nGRPOTrainer('gpt2', short, GRPOConfig(), train_dataset=rows)"
+    )
+    assert (settings.get("data.train.path"), settings.get("data.eval.path")) == (train, held_out)
+    assert not any(key.endswith(".hub") for key in settings)
+    assert ("set data.train.path" in left) == (train is None)

@@ -71,6 +71,8 @@ DATASETS = {
     "openai/gsm8k": "gsm8k", "EleutherAI/hendrycks_math": "math", "HuggingFaceH4/MATH-500": "math500", "AI-MO/NuminaMath-TIR": "numina_tir",
     "open-r1/DAPO-Math-17k-Processed": "dapo", "ChilleD/SVAMP": "svamp", "bespokelabs/Bespoke-Stratos-17k": "bespoke_stratos",
 }  # fmt: skip
+FILES = ("json", "csv", "parquet")
+"""Kinds of files, which ``load_dataset`` takes as a name."""
 
 
 @dataclass
@@ -397,6 +399,13 @@ def _data(script: Script) -> None:
             values = {"name": ours, "split": split} | ({"hub": name} if ours == "local" else {})
             if ours == "local" and more:
                 values["subset"] = more[0]
+            if name in FILES:
+                path = _file(script, words, split)
+                if not path:
+                    why = f"one file or folder on this disk is expected: set data.{section}.path"
+                    script.leave(call, why)
+                    continue
+                values = {"name": "local", "path": path}
             script.settings |= {f"data.{section}.{key}": value for key, value in values.items()}
             if part:
                 script.leave(call, f"a part of the split {split}: set data.{section}.limit")
@@ -409,6 +418,17 @@ def _data(script: Script) -> None:
         script.left.append(
             "the script holds no problems out: set data.eval and eval.enabled=true to see a gain"
         )
+
+
+def _file(script: Script, words: Mapping[str | None, ast.expr], split: str) -> str:
+    """Return the one local file that ``load_dataset`` reads for a split, or the folder; empty where there is none."""
+    try:
+        files = script.value(words.get("data_files", words.get("data_dir")))
+    except ValueError:
+        return ""
+    files = files.get(split) if isinstance(files, dict) else files
+    files = files[0] if isinstance(files, (list, tuple)) and len(files) == 1 else files
+    return files if isinstance(files, str) and not set("*?[") & set(files) and "://" not in files else ""
 
 
 def _rewards(script: Script) -> None:
