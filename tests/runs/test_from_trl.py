@@ -304,3 +304,18 @@ def test_local_files_become_paths(files: str, train: str | None, held_out: str |
     assert (settings.get("data.train.path"), settings.get("data.eval.path")) == (train, held_out)
     assert not any(key.endswith(".hub") for key in settings)
     assert ("set data.train.path" in left) == (train is None)
+
+
+def test_settings_after_the_construction_are_applied_or_named(read: Any) -> None:
+    settings, left = read(
+        "args = GRPOConfig(learning_rate=1e-6)\nlora = LoraConfig(r=4)\n"
+        "if __name__ == '__main__':\n    args.learning_rate = 3e-5\n    lora.r = 32\n"
+        "if debug:\n    args.beta = 0.5\nargs.temperature *= 2\nsetattr(args, 'epsilon', 0.3)\n"
+        "GRPOTrainer('gpt2', short, args, peft_config=lora)"
+    )
+    assert settings["grpo.learning_rate"] == 3e-5 and settings["model.lora.rank"] == 32
+    assert "grpo.learning_rate" not in left and settings["grpo.beta"] == 0.0
+    for text in ("args.beta = 0.5", "args.temperature *= 2", "setattr(args, 'epsilon', 0.3)"):
+        assert f"{text}: known only when the script runs" in left
+    _, left = read("args = parse()\nargs.learning_rate = 3e-5\nGRPOTrainer('gpt2', short, args)")
+    assert "args.learning_rate = 3e-05: known only" in left

@@ -140,6 +140,16 @@ class Script:
             return str(self._value(next(iter(inner), None))).strip()
         return ast.literal_eval(node)
 
+    def sometimes(self) -> set[ast.AST]:
+        """Return the code that a run need not come to, or comes to more than once: below conditions and loops."""
+        blocks = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.For, ast.While, ast.Try, ast.IfExp))
+            or (isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test))
+        ]
+        return {inner for block in blocks for inner in ast.walk(block)}
+
     def calls(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions by the last part of their names, in the order of the script."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
@@ -168,6 +178,7 @@ def read_script(path: Path) -> Script:
             f"{path} builds no GRPOConfig, GRPOTrainer, SFTConfig or SFTTrainer; expected a script that trains with TRL"
         )
     script.settings |= {f"{stage}.enabled": stage in stages for stage in STAGES}
+    _set_later(script)
     _model(script)
     _prompt(script)
     _data(script)
@@ -178,6 +189,35 @@ def read_script(path: Path) -> Script:
         _environment(script)
     _keep_what_fits(script)
     return script
+
+
+def _set_later(script: Script) -> None:
+    """Take ``args.name = value`` for an argument of the configuration that it changes; what not every run does is left."""
+    assigned, sometimes = script.assigned(), script.sometimes()
+    trainers = script.calls(*(name + "Trainer" for name in STAGES.values()))
+    given = [*words(trainers, "args"), *(node for call in trainers for node in call.args[1:3])]
+    of_parsers = {node.id for node in given if isinstance(node, ast.Name)}
+    configs = {*(name + "Config" for name in STAGES.values()), "LoraConfig", "ModelConfig"}
+    changes = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Assign, ast.AugAssign))]
+    for node in sorted(changes, key=lambda change: change.lineno):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+                continue
+            name = target.value.id
+            made = assigned.get(name)
+            known = isinstance(made, ast.Call) and called(made) in configs
+            if (
+                isinstance(made, ast.Call)
+                and known
+                and isinstance(node, ast.Assign)
+                and node not in sometimes
+            ):
+                word = ast.keyword(target.attr, node.value, lineno=node.lineno, col_offset=0)
+                made.keywords = [*(w for w in made.keywords if w.arg != target.attr), word]
+            elif known or name in of_parsers:
+                script.leave(node, "known only when the script runs")
+    for call in script.calls("setattr"):
+        script.leave(call, "known only when the script runs")
 
 
 def _stage(script: Script, stage: str) -> None:
