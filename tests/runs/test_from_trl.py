@@ -319,3 +319,48 @@ def test_settings_after_the_construction_are_applied_or_named(read: Any) -> None
         assert f"{text}: known only when the script runs" in left
     _, left = read("args = parse()\nargs.learning_rate = 3e-5\nGRPOTrainer('gpt2', short, args)")
     assert "args.learning_rate = 3e-05: known only" in left
+
+
+LOADED = "rows = load_dataset('me/sums', split='train')\n"
+TRAINED = "\nGRPOTrainer('gpt2', short, GRPOConfig(), train_dataset=rows)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "seed", "limit", "said"),
+    [
+        ("rows = rows.shuffle(seed=7).select(range(200))", 7, 200, "shuffle_seed=7 draws an order of its own"),
+        ("rows = rows.shuffle(7)\nrows = rows.filter(long).take(9)", 7, 9, "rows.filter(long)"),
+        ("rows = rows.select(range(200)).shuffle(seed=7)", None, 200, ".shuffle(seed=7): the choice"),
+        ("rows = rows.shuffle().select(range(5, 9))", None, None, "select(range(5, 9)): the choice"),
+        ("few = rows.select(range(5))", None, None, "rows.select(range(5)): the choice"),
+        ("if debug:\n    rows = rows.select(range(5))", None, None, "rows.select(range(5)): the choice"),
+    ],
+)  # fmt: skip
+def test_the_choice_of_rows_is_carried_or_named(
+    steps: str, seed: int | None, limit: int | None, said: str, read: Any
+) -> None:
+    settings, left = read(LOADED + steps + TRAINED)
+    assert settings["data.train.hub"] == "me/sums" and said in left
+    assert (settings.get("data.train.shuffle_seed"), settings.get("data.train.limit")) == (seed, limit)
+
+
+def test_problems_held_out_are_those_of_the_trainer(read: Any) -> None:
+    split = "split = rows.train_test_split(test_size=0.2, seed=1)\n"
+    trainer = "GRPOTrainer('gpt2', short, GRPOConfig(), {}, {})"
+    settings, left = read(LOADED + split + trainer.format("split['train']", "split['test']"))
+    assert settings["data.train.hub"] == "me/sums" and settings["eval.enabled"] is False
+    assert "split['test']: problems held out are not carried over" in left and "holds no" not in left
+    assert "train_test_split(test_size=0.2, seed=1): the choice of rows" in left
+    _, left = read(LOADED + trainer.format("rows", "None"))
+    assert "the script holds no problems out" in left
+    both = "rows = load_dataset('me/sums')\n" + trainer.format("rows['train']", "rows['test'].take(9)")
+    settings, left = read(both)
+    assert "eval.enabled" not in settings and "holds no" not in left
+    assert [settings[f"data.{key}"] for key in ("train.split", "eval.split", "eval.limit")] == [
+        "train",
+        "test",
+        9,
+    ]
+    local = "tried = load_dataset('json', data_files='tried.jsonl', split='train')\n"
+    settings, _ = read(LOADED + local + trainer.format("rows", "tried"))
+    assert (settings["data.train.hub"], settings["data.eval.path"]) == ("me/sums", "tried.jsonl")

@@ -16,7 +16,7 @@ from algorist.cli.terminal import Result, View, verb
 from algorist.errors import ConfigError
 
 if TYPE_CHECKING:
-    from algorist.cli.trl_script import Script
+    from algorist.cli.trl_syntax import Script
 
 app = typer.Typer(add_completion=False)
 
@@ -133,7 +133,7 @@ def _code_beside(script: Script) -> dict[str, str]:
 
 def _source_of(script: Script, title: str, members: Iterable[str], file: str) -> str:
     """Return members of the script with what they use: imports, constants, other functions and classes."""
-    from algorist.cli.trl_script import called
+    from algorist.cli.trl_syntax import called
 
     text = script.path.read_text(encoding="utf-8")
     defined: dict[str, ast.stmt] = {}

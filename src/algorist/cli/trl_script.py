@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from algorist.cli.trl_syntax import Script, called, words
 from algorist.config import load_recipe
 from algorist.config.other_names import other_names
 from algorist.errors import ConfigError
@@ -73,93 +73,6 @@ DATASETS = {
 }  # fmt: skip
 FILES = ("json", "csv", "parquet")
 """Kinds of files, which ``load_dataset`` takes as a name."""
-
-
-@dataclass
-class Script:
-    """Contents of a script: overrides of a recipe by key, the source of its reward functions, and what is left to the reader."""
-
-    path: Path
-    tree: ast.Module
-    settings: dict[str, Any] = field(default_factory=dict)
-    by_default: set[str] = field(default_factory=set)
-    """Keys whose values are TRL's defaults."""
-    rewards: list[str] = field(default_factory=list)
-    """Functions of the script that are rewards."""
-    environments: list[str] = field(default_factory=list)
-    """Classes of the script that are environments."""
-    paying: dict[str, float] = field(default_factory=dict)
-    """Functions that pay what environments know → weight."""
-    left: list[str] = field(default_factory=list)
-    """Code that could not be carried over: line, source, reason."""
-
-    def leave(self, node: ast.AST, why: str) -> None:
-        """Record code that could not be carried over."""
-        text = one_line(ast.unparse(node), 70)
-        line = f"line {getattr(node, 'lineno', '?')}: {text}: {why}"
-        if line not in self.left:
-            self.left.append(line)
-
-    def assigned(self) -> dict[str, ast.expr]:
-        """Return name → the last value that it is given anywhere in the script."""
-        values: dict[str, ast.expr] = {}
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
-                names = target.elts if isinstance(target, ast.Tuple) else [target]
-                values |= {name.id: node.value for name in names if isinstance(name, ast.Name)}
-        return values
-
-    def value(self, node: ast.expr | None) -> Any:
-        """Evaluate an expression without running the script: a literal, or a name or sum of such.
-
-        Raises:
-            ValueError: It is known only when the script runs.
-        """
-        try:
-            return self._value(node)
-        except (
-            TypeError,
-            SyntaxError,
-            MemoryError,
-            RecursionError,
-        ) as error:  # of literal_eval, or ``x = x.strip()``
-            raise ValueError from error
-
-    def _value(self, node: ast.expr | None) -> Any:
-        if isinstance(node, ast.Name) and node.id in self.assigned():
-            return self._value(self.assigned()[node.id])
-        if isinstance(node, ast.JoinedStr) or node is None:
-            raise ValueError
-        if isinstance(node, ast.Call) and called(node) in ("strip", "dedent") and not node.keywords:
-            of_text = (
-                isinstance(node.func, ast.Attribute) and not node.args
-            )  # TEXT.strip(), textwrap.dedent(TEXT)
-            inner = [node.func.value] if isinstance(node.func, ast.Attribute) and of_text else node.args
-            return str(self._value(next(iter(inner), None))).strip()
-        return ast.literal_eval(node)
-
-    def sometimes(self) -> set[ast.AST]:
-        """Return the code that a run need not come to, or comes to more than once: below conditions and loops."""
-        blocks = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, (ast.For, ast.While, ast.Try, ast.IfExp))
-            or (isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test))
-        ]
-        return {inner for block in blocks for inner in ast.walk(block)}
-
-    def calls(self, *names: str) -> list[ast.Call]:
-        """Return the calls of functions by the last part of their names, in the order of the script."""
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and called(node) in names]
-        return sorted(calls, key=lambda call: call.lineno)
-
-
-def called(node: ast.expr) -> str:
-    """Return the last part of a called function's name."""
-    func = node.func if isinstance(node, ast.Call) else node
-    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
 
 
 def read_script(path: Path) -> Script:
@@ -422,6 +335,7 @@ def _prompt(script: Script) -> None:
 
 def _data(script: Script) -> None:
     """Take the hub names of the datasets; what the script makes of their rows is its own."""
+    ways = {"train": _way(script, "train_dataset", 3), "eval": _way(script, "eval_dataset", 4)}
     for call in script.calls("load_dataset"):
         words = {w.arg: w.value for w in call.keywords}
         try:
@@ -432,9 +346,12 @@ def _data(script: Script) -> None:
         except ValueError:
             script.leave(call, "known only when the script runs: set data.train")
             continue
-        for text in [splits] if isinstance(splits, str) else splits:
+        texts = [splits] if isinstance(splits, str) else splits
+        parts = [("eval" if text.startswith(("test", "val")) else "train", text) for text in texts]
+        if isinstance(splits, str):
+            parts = [(role, of or splits) for role, (way, of) in ways.items() if way[:1] == [call]] or parts
+        for section, text in parts:
             split, _, part = text.partition("[")
-            section = "eval" if split.startswith(("test", "val")) else "train"
             ours = DATASETS.get(name, "local")
             values = {"name": ours, "split": split} | ({"hub": name} if ours == "local" else {})
             if ours == "local" and more:
@@ -451,13 +368,77 @@ def _data(script: Script) -> None:
                 script.leave(call, f"a part of the split {split}: set data.{section}.limit")
     for call in script.calls("map", "filter"):
         script.leave(call, "rows are questions and answers here: name columns with data.….columns")
+    _rows(script, ways)
     if "data.train.name" not in script.settings:
         script.left.append("no load_dataset names the training data: set data.train")
     elif "data.eval.name" not in script.settings:
         script.settings["eval.enabled"] = False
-        script.left.append(
-            "the script holds no problems out: set data.eval and eval.enabled=true to see a gain"
-        )
+        hint = "set data.eval and eval.enabled=true to see a gain"
+        held_out = [node for node in _given(script, "eval_dataset", 4) if ast.unparse(node) != "None"]
+        for node in held_out:
+            script.leave(node, f"problems held out are not carried over: {hint}")
+        script.left += [] if held_out else [f"the script holds no problems out: {hint}"]
+
+
+def _given(script: Script, name: str, place: int) -> list[ast.expr]:
+    """Return the values of the trainers' argument, by its name or place."""
+    trainers = script.calls("GRPOTrainer", "SFTTrainer")
+    return words(trainers, name) + [call.args[place] for call in trainers if len(call.args) > place]
+
+
+def _way(script: Script, name: str, place: int) -> tuple[list[ast.Call], str | None]:
+    """Return the calls that make a dataset, ``load_dataset`` first, and the split taken; no calls where not all of them are told."""
+    node: ast.expr | None = next(iter(_given(script, name, place)), None)
+    calls: list[ast.Call] = []
+    split, line = None, 1e9
+    while node is not None and called(node) != "load_dataset":
+        if isinstance(node, ast.Name):
+            node = script.assigned(line).get(node.id)
+            line = node.lineno if node else line
+        elif isinstance(node, ast.Subscript):
+            split, node = getattr(node.slice, "value", None), node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if called(node) == "train_test_split":
+                return [], None
+            calls.append(node)
+            node = node.func.value
+        else:
+            return [], None
+    return ([node, *reversed(calls)] if isinstance(node, ast.Call) else []), split
+
+
+def _rows(script: Script, ways: Mapping[str, tuple[list[ast.Call], str | None]]) -> None:
+    """Take ``shuffle(seed=…)`` and then ``select(range(…))`` or ``take(…)``; whatever else chooses rows is left."""
+    sometimes, carried = script.sometimes(), set()
+    for role, (way, _) in ways.items():
+        section = f"data.{role}"
+        for call in way[1:] if f"{section}.name" in script.settings else ():
+            chosen = [*words([call], "seed"), *words([call], "n"), *words([call], "indices"), *call.args][:1]
+            if called(call) == "select":
+                counts = [
+                    node.args for node in chosen if isinstance(node, ast.Call) and called(node) == "range"
+                ]
+                chosen = counts[0] if counts and len(counts[0]) == 1 else []
+            key = {"shuffle": "shuffle_seed", "select": "limit", "take": "limit"}.get(called(call))
+            try:
+                value = script.value(chosen[0] if chosen else None)
+            except ValueError:
+                continue
+            if (
+                key
+                and type(value) is int
+                and call not in sometimes
+                and f"{section}.limit" not in script.settings
+            ):
+                script.settings[f"{section}.{key}"] = value
+                carried.add(call)
+                if key == "shuffle_seed":
+                    script.leave(call, f"{section}.shuffle_seed={value} draws an order of its own")
+    for call in script.calls("shuffle", "select", "take", "skip", "shard", "train_test_split"):
+        if call not in carried:
+            script.leave(
+                call, "the choice of rows is not carried over: set data.….shuffle_seed, limit or path"
+            )
 
 
 def _file(script: Script, words: Mapping[str | None, ast.expr], split: str) -> str:
@@ -512,11 +493,6 @@ def _rewards(script: Script) -> None:
 def _required(arguments: ast.arguments) -> list[str]:
     """Return the arguments that have no default."""
     return [argument.arg for argument in arguments.args[: len(arguments.args) - len(arguments.defaults)]]
-
-
-def words(calls: Iterable[ast.Call], name: str) -> list[ast.expr]:
-    """Return the values of a keyword in calls."""
-    return [word.value for call in calls for word in call.keywords if word.arg == name]
 
 
 def _environment(script: Script) -> None:
