@@ -257,6 +257,11 @@ def test_an_adapter_that_only_the_run_knows_is_named(read: Any) -> None:
         settings, left = read(text.format(adapter))
         assert not any("lora" in key for key in settings)
         assert said in left if said else "lora" not in left
+    bits = "m = ModelConfig(load_in_4bit=True)\nGRPOTrainer('gpt2', short, GRPOConfig({}))"
+    assert "model.quantization" not in read(bits.format(""))[0]
+    assert (
+        read(bits.format("model_init_kwargs=get_quantization_config(m)"))[0]["model.quantization"] == "4bit"
+    )
 
 
 def test_the_modules_of_an_adapter_are_those_of_peft() -> None:

@@ -232,7 +232,8 @@ def _model(script: Script) -> None:
     else:
         script.left.append("the model's name is known only when the script runs: set model.name")
     _adapter(script, str(name))
-    for call in [*loads, *script.calls("BitsAndBytesConfig", "ModelConfig")]:
+    command_line = script.calls("ModelConfig") if script.calls("get_quantization_config") else []
+    for call in [*loads, *script.calls("BitsAndBytesConfig"), *command_line]:
         for bits in (4, 8):
             if any(w.arg == f"load_in_{bits}bit" and ast.unparse(w.value) == "True" for w in call.keywords):
                 script.settings["model.quantization"] = f"{bits}bit"
@@ -437,7 +438,8 @@ def _rows(script: Script, ways: Mapping[str, tuple[list[ast.Call], str | None]])
     for call in script.calls("shuffle", "select", "take", "skip", "shard", "train_test_split"):
         if call not in carried:
             script.leave(
-                call, "the choice of rows is not carried over: set data.….shuffle_seed, limit or path"
+                call,
+                f"the choice of rows ({called(call)}) is not carried over: set data.….shuffle_seed, limit or path",
             )
 
 
