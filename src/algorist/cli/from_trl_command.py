@@ -118,15 +118,13 @@ def _code_beside(script: Script) -> dict[str, str]:
     if script.rewards:
         file = rewards_file(script.path)
         files[file] = _source_of(script, "Reward functions", script.rewards, file)
-    if script.environments:
+    if script.environment_classes:
         file = environments_file(script.path)
-        text = _source_of(script, "Environments", [*script.environments, *script.paying], file)
+        text = _source_of(script, "Environments", [*script.environment_classes, *script.paying], file)
         if script.paying:
-            sums = " + ".join(
-                f"{w:g} * ({name}(environments=[self])[0] or 0)" for name, w in script.paying.items()
-            )
+            sums = " + ".join(f"{w:g} * ({name}([self])[0] or 0)" for name, w in script.paying.items())
             text += f"\n\ndef get_reward(self):\n    return {sums}\n\n\n"
-            text += "".join(f"{name}.get_reward = get_reward\n" for name in script.environments)
+            text += "".join(f"{name}.get_reward = get_reward\n" for name in script.environment_classes)
         files[file] = text
     return files
 

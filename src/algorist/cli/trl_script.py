@@ -108,8 +108,8 @@ def _set_later(script: Script) -> None:
     """Take ``args.name = value`` for an argument of the configuration that it changes; what not every run does is left."""
     assigned, sometimes = script.assigned(), script.sometimes()
     trainers = script.calls(*(name + "Trainer" for name in STAGES.values()))
-    given = [*words(trainers, "args"), *(node for call in trainers for node in call.args[1:3])]
-    of_parsers = {node.id for node in given if isinstance(node, ast.Name)}
+    passed = [*words(trainers, "args"), *(node for call in trainers for node in call.args[1:3])]
+    of_parsers = {node.id for node in passed if isinstance(node, ast.Name)}
     configs = {*(name + "Config" for name in STAGES.values()), "LoraConfig", "ModelConfig"}
     changes = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Assign, ast.AugAssign))]
     for node in sorted(changes, key=lambda change: change.lineno):
@@ -260,9 +260,9 @@ def _adapter(script: Script, model: str) -> None:
         values = dict(ADAPTERS[called(call)])
         written = _adapter_words(script, call, values)
         if values.get("target_modules", ()) is None:
-            chosen = [names for part, names in PEFT_MODULES.items() if re.search(part, model.lower())]
-            values["target_modules"] = chosen[0] if chosen else ["q_proj", "v_proj"]
-            if not chosen:
+            modules = [names for part, names in PEFT_MODULES.items() if re.search(part, model.lower())]
+            values["target_modules"] = modules[0] if modules else ["q_proj", "v_proj"]
+            if not modules:
                 script.leave(
                     call,
                     "PEFT's target modules for this model are not known here: [q_proj, v_proj] are taken",
@@ -271,9 +271,9 @@ def _adapter(script: Script, model: str) -> None:
             script.settings[f"model.lora.{ADAPTER[name]}"] = value
             if name not in written:
                 script.by_default.add(f"model.lora.{ADAPTER[name]}")
-    given = words(script.calls("GRPOTrainer", "SFTTrainer"), "peft_config")
+    passed = words(script.calls("GRPOTrainer", "SFTTrainer"), "peft_config")
     if not makers and not script.calls("get_peft_config"):
-        for node in given:
+        for node in passed:
             if ast.unparse(node) != "None":
                 script.leave(node, "no LoraConfig is read: all weights are trained; set model.lora")
 
@@ -414,15 +414,17 @@ def _rows(script: Script, ways: Mapping[str, tuple[list[ast.Call], str | None]])
     for role, (way, _) in ways.items():
         section = f"data.{role}"
         for call in way[1:] if f"{section}.name" in script.settings else ():
-            chosen = [*words([call], "seed"), *words([call], "n"), *words([call], "indices"), *call.args][:1]
+            argument = [*words([call], "seed"), *words([call], "n"), *words([call], "indices"), *call.args][
+                :1
+            ]
             if called(call) == "select":
                 counts = [
-                    node.args for node in chosen if isinstance(node, ast.Call) and called(node) == "range"
+                    node.args for node in argument if isinstance(node, ast.Call) and called(node) == "range"
                 ]
-                chosen = counts[0] if counts and len(counts[0]) == 1 else []
+                argument = counts[0] if counts and len(counts[0]) == 1 else []
             key = {"shuffle": "shuffle_seed", "select": "limit", "take": "limit"}.get(called(call))
             try:
-                value = script.value(chosen[0] if chosen else None)
+                value = script.value(argument[0] if argument else None)
             except ValueError:
                 continue
             if (
@@ -510,7 +512,7 @@ def _environment(script: Script) -> None:
         if not isinstance(node, ast.Name) or node.id not in classes:
             script.leave(node, "no class of this script without arguments: set environment: file.py:Class")
             return None
-        script.environments.append(node.id)
+        script.environment_classes.append(node.id)
         return f"{environments_file(script.path)}:{node.id}"
 
     for node in words(script.calls("GRPOTrainer"), "environment_factory"):
@@ -522,11 +524,11 @@ def _environment(script: Script) -> None:
             targets = target(node)
         if targets:
             script.settings["environment"] = targets
-    if script.paying and (_pays(classes, script.environments) or not script.environments):
+    if script.paying and (_pays(classes, script.environment_classes) or not script.environment_classes):
         why = "pays what an environment knows: let get_reward of its class return that"
         script.left += [f"reward function {name}: {why}" for name in script.paying]
         script.paying.clear()
-    if script.paying or _pays(classes, script.environments):
+    if script.paying or _pays(classes, script.environment_classes):
         script.settings.setdefault("rewards", []).append({"name": "environment", "weight": 1.0})
 
 

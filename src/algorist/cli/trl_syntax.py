@@ -22,7 +22,7 @@ class Script:
     """Keys whose values are TRL's defaults."""
     rewards: list[str] = field(default_factory=list)
     """Functions of the script that are rewards."""
-    environments: list[str] = field(default_factory=list)
+    environment_classes: list[str] = field(default_factory=list)
     """Classes of the script that are environments."""
     paying: dict[str, float] = field(default_factory=dict)
     """Functions that pay what environments know → weight."""
@@ -39,10 +39,10 @@ class Script:
     def assigned(self, before: float = float("inf")) -> dict[str, ast.expr]:
         """Return name → the last value that it is given anywhere in the script, or before a line."""
         values: dict[str, ast.expr] = {}
-        given = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]
+        assigns = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]
         if before < float("inf"):
-            given = sorted((n for n in given if n.value.lineno < before), key=lambda n: n.value.lineno)
-        for node in given:
+            assigns = sorted((n for n in assigns if n.value.lineno < before), key=lambda n: n.value.lineno)
+        for node in assigns:
             for target in node.targets:
                 names = target.elts if isinstance(target, ast.Tuple) else [target]
                 values |= {name.id: node.value for name in names if isinstance(name, ast.Name)}
