@@ -141,14 +141,9 @@ def maxrl(rewards_PG: Tensor) -> Tensor:
     For rewards of at least 0. With rewards 0 and 1 the expected gradient, up to the factor 1, is that of the truncated log-likelihood
     Σ_k pass@k / k, k = 1 … G - 1 (``docs/estimators.md`` checks it). A group without any reward gets zeros.
 
-    Raises:
-        ConfigError: A group's mean is below 0.
-
     Source: MaxRL (2602.02710) section 4, the centred estimator that drops groups without a right completion.
     """
     mean_P1 = rewards_PG.nanmean(-1, keepdim=True)
-    if (mean_P1 < -1e-6).any():
-        raise ConfigError("grpo.advantage=maxrl: a group's mean reward is below 0; take leave_one_out")
     centred_PG = group_centered(rewards_PG)
     return (centred_PG / mean_P1.clamp(min=1e-6)).masked_fill(~(mean_P1 > 1e-6), 0.0)
 
