@@ -136,10 +136,12 @@ def _connect(place: str, name: str) -> socket.socket:
         except OSError:
             import subprocess
 
+            later = {"PYTHONPATH"} if name.startswith("bare") else set()  # each fork has its own
+            environment = {key: value for key, value in os.environ.items() if key not in later}
             with Path(place, f"{name}.log").open("w") as log:
                 server = subprocess.Popen(
                     [sys.executable, __file__, "--serve", place, name],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=environment,
                 )  # fmt: skip
             while server.poll() is None:
                 try:
