@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from algorist.cli.eval_command import app
-from algorist.config.load import load_recipe, load_run_recipe
-from algorist.data import load_problems
+from algorist.config.load import load_recipe
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import read_artifact
 from algorist.runs.pipeline import run_recipe
@@ -151,8 +150,8 @@ def test_a_killed_evaluation_continues_and_ends_the_same(
 def test_what_a_run_trained_on_is_no_test(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = load_problems(load_run_recipe(run).data.train)[:3]
-    rows = [{"question": p.question.upper(), "answer": p.answer} for p in trained]
+    trained = sorted({row["question"] for row in rollouts(run, limit=None)})[:3]
+    rows = [{"question": question.upper(), "answer": "1"} for question in trained]
     file = tmp_path / "mixed.jsonl"
     file.write_text(
         "".join(json.dumps(row) + "\n" for row in [*rows, {"question": "9 + 9?", "answer": "18"}])

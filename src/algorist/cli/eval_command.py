@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -136,7 +135,7 @@ def evaluate_model(
         again=again,
         on_progress=display.progress,
     )
-    trained = _trained_on(recipe) if run else []
+    trained = _trained_on(run) if run else []
     entries: list[dict[str, Any]] = []
     lines: list[str] = []
     for done in _named_as_on_command_line(evaluated, data or []):
@@ -150,17 +149,15 @@ def evaluate_model(
     return Evaluations(str(where), entries, [], lines)
 
 
-def _trained_on(recipe: Recipe) -> list[Problem]:
-    """Return the problems that a run trained on; none of a dataset that is no longer there."""
-    from algorist.data import load_problems
+def _trained_on(run: Path) -> list[Problem]:
+    """Return the problems of a run's rollouts, and those of its local files."""
+    from algorist.diagnosis.demonstrations import local_problems
+    from algorist.store.read import query
+    from algorist.types import Problem
 
-    problems = []
-    for section in (recipe.data.train, recipe.data.sft if recipe.sft.enabled else None):
-        if section is None:
-            continue
-        with contextlib.suppress(DataError):
-            problems += load_problems(section.model_copy(update={"pass_rate": None}))
-    return problems
+    sampled = query(run, "SELECT DISTINCT question FROM rollouts")
+    problems = [Problem("", str(row["question"]), "") for row in sampled]
+    return [*problems, *local_problems(run, "train"), *local_problems(run, "sft")]
 
 
 def _parts(artifact: Artifact, by: list[str]) -> Parts:

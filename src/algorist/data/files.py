@@ -87,28 +87,38 @@ def _pick(path: Path, split: str) -> list[Path]:
             f"{path} holds more than {MAX_ENTRIES} files; give the data file or the dataset's own folder"
         )
     files = [p for p in sorted(entries) if p.suffix.lower() in SUFFIXES]
-    matches = [p for p in files if p.stem == split] or [p for p in files if p.stem.startswith(f"{split}-")]
-    top = min((len(p.parts) for p in matches), default=0)
-    matches = [p for p in matches if len(p.parts) == top]
-    shards = {p: _SHARD.search(p.stem) for p in matches}
-    sets = {(p.parent, p.suffix, p.stem[: n.start()], int(n[2])) if n else (p,) for p, n in shards.items()}
-    if len(sets) > 1:
-        names = ", ".join(str(p.relative_to(path)) for p in matches[:8])
-        first = matches[0].parent if shards[matches[0]] and matches[0].parent != path else matches[0]
-        raise DataError(
-            f"{path} has several files for the split '{split}': {names}. Name one: data.….path={first}"
-        )
-    numbers = sorted(int(n[1]) for n in shards.values() if n)
-    if numbers and numbers != [*range(whole := max(int(n[2]) for n in shards.values() if n))]:
-        raise DataError(
-            f"{path} has {len(matches)} of the {whole} files of the split '{split}': some are missing"
-        )
+    begins = [p for p in files if p.stem == split or p.stem.startswith(f"{split}-")]
+    matches = [p for p in begins if p.stem == split or _SHARD.search(p.stem)] or begins
     if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"
         raise DataError(
             f"{path} has no file for the split '{split}' (looked for {split}.jsonl and the like); it has {names}"
         )
-    return matches
+    top = min(len(p.parts) for p in matches)
+    return _whole_set(path, split, [p for p in matches if len(p.parts) == top])
+
+
+def _whole_set(path: Path, split: str, files: list[Path]) -> list[Path]:
+    """Return the one file of a split, or all of its shards; refuse several sets, and one with gaps."""
+    numbers, sets = [], set()
+    for file in files:
+        shard = _SHARD.search(file.stem)
+        total = int(shard[2]) if shard else 1
+        numbers.append(int(shard[1]) if shard else 0)
+        sets.add(
+            (file.parent, file.suffix, file.stem[: shard.start()], total) if shard else (file, "", "", 1)
+        )
+    if len(sets) > 1:
+        names = ", ".join(str(p.relative_to(path)) for p in files[:8])
+        first = files[0].parent if _SHARD.search(files[0].stem) and files[0].parent != path else files[0]
+        raise DataError(
+            f"{path} has several files for the split '{split}': {names}. Name one: data.….path={first}"
+        )
+    if sorted(numbers) != [*range(total)]:
+        raise DataError(
+            f"{path} has {len(files)} of the {total} files of the split '{split}': some are missing"
+        )
+    return files
 
 
 def _check_encoding(file: Path) -> None:

@@ -125,7 +125,7 @@ def _data_of(f: Facts) -> dict[str, str]:
         for row in rows
         if row["question"]
     ]
-    return odd_data(local_problems(f, "train"), f["demonstrations"]) | odd_data(sampled)
+    return odd_data(local_problems(f.signals.run, "train"), f["demonstrations"]) | odd_data(sampled)
 
 
 @fact("a right completion earned {}")

@@ -71,17 +71,18 @@ def cut_questions(problems: Sequence[Problem]) -> str | None:
     return f"{len(cut)} of {len(problems)} questions end in the middle after {longest} characters, such as: …{one_line(cut[0][-40:], 40)}"
 
 
-def local_problems(f: Facts, part: str) -> list[Problem]:
+def local_problems(run: Path | None, part: str) -> list[Problem]:
     """Return the problems of ``data.train`` or ``data.sft`` of a run where they are a local file that can still be read."""
     from algorist.config.load import load_recipe
     from algorist.data.load import load_problems
     from algorist.errors import AlgoristError
 
-    path, run = f.settings.get(f"data.{part}.path"), f.signals.run
-    if run is None or not path or not Path(str(path)).is_file():
+    if run is None:
         return []
     try:
-        return list(load_problems(getattr(load_recipe(str(run / "config.yaml"), []).recipe.data, part)))
+        section = getattr(load_recipe(str(run / "config.yaml"), []).recipe.data, part)
+        local = section is not None and section.path and Path(section.path).is_file()
+        return list(load_problems(section)) if local else []
     except (AlgoristError, OSError, ValueError):
         return []
 
@@ -91,7 +92,7 @@ def _demonstrations(f: Facts) -> list[Problem]:
     """Return SFT's demonstrations, as far as they are a local file."""
     if not f.settings.get("sft.enabled"):
         return []
-    return local_problems(f, "sft" if f.settings.get("data.sft") else "train")
+    return local_problems(f.signals.run, "sft" if f.settings.get("data.sft") else "train")
 
 
 @fact("the demonstrations were read {:.0f} times")

@@ -194,12 +194,17 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
 
 def _votes(group: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, bool]]:
     """Return (answer, correct) of each sample; answers of equal value are one, in the words of the first, as in ``solve --vote``."""
-    names: dict[str | None, str | None] = {None: None}
-    for answer in dict.fromkeys(row["extracted"] for row in group):
-        if answer is not None:
-            earlier = dict.fromkeys(name for name in names.values() if name is not None)
-            names[answer] = next((name for name in earlier if grade(answer, name).correct), answer)
-    return [(names[row["extracted"]], bool(row["correct"])) for row in group]
+    names = _names([row["extracted"] for row in group], lambda a, b: grade(a, b).correct)
+    return [(names.get(row["extracted"]), bool(row["correct"])) for row in group]
+
+
+def _names(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> dict[str | None, str]:
+    """Map each answer to the first one that is the same; None to nothing."""
+    names: dict[str | None, str] = {}
+    for answer in answers:
+        if answer is not None and answer not in names:
+            names[answer] = next((n for n in dict.fromkeys(names.values()) if same(answer, n)), answer)
+    return names
 
 
 def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
@@ -400,9 +405,6 @@ def elect(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> tu
         answers: What each sample answered; None does not vote.
         same: Whether two answers are equal, such as ``1/2`` and ``0.5``.
     """
-    counts: dict[str, int] = {}
-    for answer in answers:
-        if answer is not None:
-            name = next((known for known in counts if known == answer or same(answer, known)), answer)
-            counts[name] = counts.get(name, 0) + 1
+    names = _names(answers, same)
+    counts = Counter(names[answer] for answer in answers if answer is not None)
     return max(counts.items(), key=lambda item: item[1], default=(None, 0))

@@ -109,8 +109,10 @@ class Passes:
         on_cpu = batch.mask.device.type == "cpu" and self.loop.model_wrapped is self.loop.model
         with gradients_in_place(self.loop.model, on_cpu and self.shared is None):
             for part, idle in self.parts(batch, rows):
-                do = partial(one_pass, part, idle)
-                do() if self.shared is None else self.shared.run(do)
+                if self.shared is None:
+                    one_pass(part, idle)
+                else:
+                    self.shared.run(partial(one_pass, part, idle))
 
     def parts(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         """Yield the parts of a step as (rows, idle), and let gradients be reduced in the last.

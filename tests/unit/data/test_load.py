@@ -263,6 +263,13 @@ def test_a_folder_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     for name, number in (("train-00000-of-00002-1f.jsonl", 0), ("train-00001-of-00002.jsonl", 3)):
         jsonl(tmp_path, rows_from(number), name)
     assert [row["answer"] for row in read_rows(tmp_path)] == ["1", "2", "3", "4", "5", "6"]
+    jsonl(tmp_path, rows_from(9), "train.jsonl")
+    with pytest.raises(
+        DataError,
+        match=r"has several files for the split 'train': train-00000-of-00002-1f\.jsonl, .*, train\.jsonl",
+    ):
+        read_rows(tmp_path)
+    (tmp_path / "train.jsonl").unlink()
     (tmp_path / "train-00001-of-00002.jsonl").unlink()
     with pytest.raises(DataError, match="1 of the 2 files of the split 'train': some are missing"):
         read_rows(tmp_path)
