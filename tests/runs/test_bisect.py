@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,10 @@ def test_what_differs_from_a_run_that_works_is_the_cause(runs: Runs, bisected: B
     again = bisected(str(bad), "--like", str(good))
     assert again["cause"] == result["cause"] and "long as the run" in again["said"]
     assert kept == {file: file.stat().st_mtime_ns for file in place.glob("trial-*/*")}
+    config = bad / "config.yaml"  # another run in the folder of this one has trials of its own
+    config.write_text(re.sub(r"^seed: .*$", "seed: 7", config.read_text(), flags=re.MULTILINE))
+    bisected(str(bad), "--like", str(good), "--trials", "1")
+    assert set(kept) < set(place.glob("trial-*/*"))
 
 
 def test_without_one_that_works_lines_are_set_to_what_does_nothing(

@@ -16,6 +16,8 @@ from algorist.data import load_problems
 from algorist.data.load import read_table
 from algorist.errors import ConfigError, DataError
 from algorist.prompts import get_format
+from algorist.runs.asking import recipe_format
+from algorist.runs.pass_rates import table_path
 from algorist.runs.pipeline import Run, run_recipe
 from algorist.runs.rate import rate
 from algorist.runs.sample import sample
@@ -160,8 +162,32 @@ def test_right_completions_are_written_as_a_dataset_for_sft(first: Run, verb: An
     assert set(few) <= {json.dumps(line | {"id": line["id"].partition("#")[0]}) for line in lines}
     code, _, err = verb(*shared, "--out", str(tmp_path / "few.jsonl"))
     assert code == 2 and "few.jsonl exists; take another name (--out)" in err
+
+    # What an environment has answered is no answer to the question alone: it asks some problems again.
+    (tmp_path / "mine.py").write_text(
+        "class Twice:\n    def start(self, problem): self.again = '1)' in problem.question and problem.question\n"
+        "    def reply(self, rollout):\n        said, self.again = self.again, None\n        return said or None\n"
+    )
+    more = (f"environment={tmp_path / 'mine.py'}:Twice", "grpo.max_completion_tokens=160")
+    code, out, err = verb(*shared, *more, "--out", str(tmp_path / "once.jsonl"), "--json")
+    assert code == 0 and json.loads(out)["unreadable"] > 0, err
+    once = [json.loads(line) for line in (tmp_path / "once.jsonl").read_text().splitlines()]
+    assert once and not any("1)" in line["question"] for line in once)
     code, _, err = verb("data", "sample", "smoke-cpu", "--out", str(tmp_path / "none.jsonl"))
     assert code == 2 and "model.name is tiny" in err and "--model RUN/sft/final" in err
+
+
+@pytest.mark.slow
+def test_a_table_of_pass_rates_is_that_of_its_checker(first: Run, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    for name, verdict in (("yes.py", True), ("no.py", False)):
+        (tmp_path / name).write_text(f"def check(problem, answer): return {verdict}\n")
+        own = recipe(tmp_path, "rated", f"data.train.checker={tmp_path / name}:check", f"output_dir={made}")
+        rows = read_table(rate(own, samples=2, model=first.folder.path / "grpo/final"))["problems"]
+        assert any(row["right"] for row in rows.values()) == verdict
+    before = table_path(own, recipe_format(own))
+    (tmp_path / name).write_text("def check(problem, answer): return answer == '2'\n")
+    assert table_path(own, recipe_format(own)) != before
 
 
 @pytest.mark.slow

@@ -326,6 +326,15 @@ def test_settings_after_the_construction_are_applied_or_named(read: Any) -> None
     assert "args.learning_rate = 3e-05: known only" in left
 
 
+def test_what_a_script_turns_off_is_turned_off(read: Any) -> None:
+    off = "GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False, max_completion_length=None)"
+    settings, left = read(f"GRPOTrainer('gpt2', short, {off})")
+    assert settings["grpo.engine"] == "vllm" and settings["grpo.sampler_correction"] is None
+    assert "GRPOConfig(max_completion_length=None): not in a recipe" in left
+    settings, _ = read("SFTTrainer('gpt2', args=SFTConfig(max_length=None))")
+    assert settings["sft.max_length"] is None
+
+
 LOADED = "rows = load_dataset('me/sums', split='train')\n"
 TRAINED = "\nGRPOTrainer('gpt2', short, GRPOConfig(), train_dataset=rows)"
 

@@ -153,12 +153,16 @@ def _stage(script: Script, stage: str) -> None:
             script.settings[key] = ours
             if name not in written:
                 script.by_default.add(key)
-        elif name in written and value not in (None, False, "no", "none", -1):
+        elif name in written and (
+            value not in (None, False, "no", "none", -1) or (value is None and name in DEFAULTS[stage])
+        ):
             script.left.append(f"{STAGES[stage]}Config({name}={value!r}): not in a recipe")
 
 
 def _ours(stage: str, name: str, value: Any) -> tuple[str, Any]:
     """Return our key and value of an argument of TRL; an empty key where there is none."""
+    if (stage, name) == ("sft", "max_length"):
+        return "sft.max_length", value
     if value is None or (name == "max_steps" and value < 1):
         return "", None
     if name == "scale_rewards":
@@ -167,6 +171,8 @@ def _ours(stage: str, name: str, value: Any) -> tuple[str, Any]:
         return f"{stage}.loss.name", value
     if name == "use_vllm":
         return (f"{stage}.engine", "vllm") if value else ("", None)
+    if name == "vllm_importance_sampling_correction":
+        return ("", None) if value else (f"{stage}.sampler_correction", None)
     if name == "vllm_gpu_memory_utilization":
         return f"{stage}.vllm.gpu_memory_utilization", value
     if name == "report_to":

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from algorist.config.other_names import ours_for
 from algorist.config.own_files import copies_of, with_copies
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
-from algorist.config.yaml_text import leaves, read_yaml
+from algorist.config.yaml_text import ends_in_comment, leaves, read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError, check_known, nearest
 from algorist.store.redact import refuse_secrets
 from algorist.store.trust import refuse_foreign_code
@@ -183,6 +183,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"override '{text}' is not key=value; write for example grpo.max_steps=200")
     try:
         value = _numbers(read_yaml(raw, "the value"))
+        if ends_in_comment(raw):
+            raise ConfigError("what follows # is a comment in YAML")
     except ConfigError as error:
         raise ConfigError(f"override '{text[:200]}': {error}; quote it") from None
     key = key.strip()

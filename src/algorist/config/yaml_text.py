@@ -41,6 +41,12 @@ def _node(text: str) -> Any:
     return node
 
 
+def ends_in_comment(text: str) -> bool:
+    """Tell whether a comment follows the value of a text, or is all of it."""
+    node = _node(text)
+    return text[node.end_mark.index if node else 0 :].lstrip().startswith("#")
+
+
 def one_line_yaml(value: Any) -> str:
     """Return a value as YAML on one line, as it is written after a key."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)

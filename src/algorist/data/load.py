@@ -196,8 +196,9 @@ def _by_length(
 
 
 def key_of(problem: Problem) -> str:
-    """Return the key of a problem in a table: a hash of question and gold answer, without its id."""
-    return hashlib.sha256(f"{problem.question}\0{problem.answer}".encode()).hexdigest()[:16]
+    """Return the key of a problem in a table: a hash of question, gold answer and checker, without its id."""
+    checker = f"\0{problem.checker}" if problem.checker else ""
+    return hashlib.sha256(f"{problem.question}\0{problem.answer}{checker}".encode()).hexdigest()[:16]
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def load_rollouts(source: Source) -> list[Problem]:
     summary = (
         f"rollouts of {run}: {len(problems)} demonstrations of {len(by_problem)} problems from {len(rows)} "
         f"{'right ' if params.correct else ''}completions; left out are {repeated} repeated and {unreadable} that do not "
-        f"follow the format '{form.name}'"
+        f"follow the format '{form.name}', or that an environment answered"
     )
     if not problems:
         raise DataError(
@@ -118,7 +118,12 @@ def _rollouts(run: Path, params: _Params) -> list[dict[str, Any]]:
 def read_demonstration(
     row: Mapping[str, Any], form: PromptFormat, *, strict: bool = True
 ) -> tuple[str, str] | None:
-    """Return (reasoning, answer) of a row's completion, or None when it cannot be shown as a demonstration."""
+    """Return (reasoning, answer) of a row's completion, or None when it cannot be shown as a demonstration.
+
+    Of a rollout that an environment has answered only the last part is the completion, which is no answer to the question alone.
+    """
+    if any(turn["source"] == "environment" for turn in row.get("turns") or ()):
+        return None
     parsed = form.read(row["completion"], row["prompt"] or "")
     reasoning = parsed.reasoning if any(form.tags.all()) else row["completion"].strip()
     if not reasoning or not parsed.answer or (strict and not parsed.well_formed):

@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 from algorist import __version__
 from algorist.config.own_files import hash_of
 from algorist.config.schema import EvalSection
+from algorist.config.yaml_text import leaves
 from algorist.errors import DAMAGED, CheckpointError
 from algorist.evaluation.protocols import REFERENCES, protocol_name
 from algorist.prompts import PromptFormat
@@ -49,12 +50,12 @@ def fingerprint(
 ) -> str:
     """Return 16 hexadecimal digits that change with anything the samples of an evaluation depend on.
 
-    A model folder counts with the names, sizes and times of its files, a hub model with its name, a user's code with its SHA-256.
+    A model counts with the names, sizes and times of its files, one of the hub with its name, a user's code with its SHA-256.
     """
-    files: list[Any] = []
-    if Path(model).is_dir():
-        weights = sorted(p for p in Path(model).iterdir() if p.suffix in _WEIGHTS)
-        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in weights]
+    path = Path(model)
+    weights = sorted(p for p in path.iterdir() if p.suffix in _WEIGHTS) if path.is_dir() else [path]
+    files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in weights if p.is_file()]
+    answers = leaves(prompt_format.turns.recorded()) if prompt_format.turns else ()
     facts = {
         "algorist": __version__,
         "model": str(model),
@@ -62,6 +63,7 @@ def fingerprint(
         "problems": [p.columns() for p in problems],
         "checkers": sorted((c, code_of(c.rpartition(":")[0])) for c in {p.checker for p in problems}),
         "prompt": repr(prompt_format),
+        "answers": [code_of(str(value).rpartition(":")[0]) for _, value in answers],
         "setting": dict(setting),
         "rewards": [str(r) for r in rewards],
     }

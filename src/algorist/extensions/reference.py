@@ -75,8 +75,9 @@ class Reference:
         trained = model.active_adapter
         model.add_adapter(NAME, model.peft_config[trained])
         for name, parameter in model.named_parameters():
-            if f".{trained}." in name:
-                model.get_parameter(name.replace(f".{trained}.", f".{NAME}.")).data.copy_(parameter.data)
+            if trained in (parts := name.split(".")):
+                copied = ".".join(NAME if part == trained else part for part in parts)
+                model.get_parameter(copied).data.copy_(parameter.data)
         _activate(model, trained)
 
     @contextmanager
@@ -110,4 +111,4 @@ def _activate(model: Any, adapter: str) -> None:
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     model.set_adapter(adapter)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained and f".{NAME}." not in name)
+        parameter.requires_grad_(name in trained and NAME not in name.split("."))

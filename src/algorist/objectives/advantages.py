@@ -199,7 +199,7 @@ def per_reward_normalized(
     spread = deviation(total_PG.reshape(1, -1)).nan_to_num(nan=0.0)
     normal_PG = ((total_PG - total_PG.nanmean()) / (spread + eps)).nan_to_num(nan=0.0)
     # The batch's mean is 0 but for rounding, which a group without a signal must not learn from.
-    return normal_PG.masked_fill((normal_PGK == 0).all(-1).all(-1, keepdim=True), 0.0)
+    return normal_PG.masked_fill((normal_PGK * weights_K == 0).all(-1).all(-1, keepdim=True), 0.0)
 
 
 def useful_groups(rewards_PG: Tensor, tolerance: float = 1e-6) -> Tensor:

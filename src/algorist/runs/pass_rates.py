@@ -7,7 +7,7 @@ from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.errors import ConfigError
-from algorist.evaluation.run import fingerprint
+from algorist.evaluation.run import code_of, fingerprint
 from algorist.prompts import PromptFormat
 
 FOLDER = "pass_rates"
@@ -25,8 +25,9 @@ def table_path(recipe: Recipe, form: PromptFormat, model: Path | str | None = No
 
 def protocol_of(recipe: Recipe) -> dict[str, Any]:
     """Return the settings beyond model, problems and prompt format that the rates depend on."""
-    grpo = recipe.grpo
+    grpo, checker = recipe.grpo, recipe.data.train.checker
     return {
+        **({"checker": code_of(checker.rpartition(":")[0])} if checker else {}),
         "temperature": grpo.temperature,
         "top_p": grpo.top_p,
         **{key: value for key in ("top_k", "min_p", "stop_strings") if (value := getattr(grpo, key))},

@@ -157,8 +157,10 @@ def rewards_of(groups: Sequence[Group]) -> Tensor:
 
 
 def components_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Tensor:
-    """Return the single rewards (P, G, K) in the order of ``weights``; NaN where one does not apply."""
-    rows = [[[r.rewards.get(name) for name in weights] for r in group.rollouts] for group in groups]
+    """Return the single rewards (P, G, K) in the order of ``weights``; NaN where one does not apply, or the rollout has no reward."""
+    none: dict[str, float | None] = {}
+    paid = [[none if r.reward is None else r.rewards for r in group.rollouts] for group in groups]
+    rows = [[[rewards.get(name) for name in weights] for rewards in group] for group in paid]
     return torch.tensor([[[math.nan if v is None else v for v in row] for row in group] for group in rows])
 
 

@@ -28,6 +28,8 @@ from algorist.evaluation.record import finished_evaluation, mark_of, record_eval
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.extensions.examples import Examples
 from algorist.extensions.lm_eval.samples import export_harness, harness_samples
+from algorist.extensions.tools.section import ToolsSection
+from algorist.extensions.tools.source import Tools
 from algorist.models.load import Policy, make_policy
 from algorist.preflight.run import preflight
 from algorist.prompts import get_format
@@ -320,6 +322,13 @@ def test_the_mark_changes_with_all_that_matters(policy: Policy, tmp_path: Path) 
         mark(policy, rewards=build_rewards(["correct"], FORM)),
         mark(policy, rewards=build_rewards([{"name": "correct", "weight": 2.0}], FORM)),
     ]
+    tool = tmp_path / "mine.py"
+    for text in ("a", "b"):
+        tool.write_text(f"def said(text: str) -> str: return {text!r}\n")
+        answered = Tools(ToolsSection(use=[f"{tool}:said"])).instructed(FORM)
+        other.append(mark(policy, prompt_format=answered))
+        (tmp_path / "model.gguf").write_text(text * 4)
+        other.append(mark(policy, model=tmp_path / "model.gguf"))
     with torch.no_grad():
         next(policy.model.parameters()).add_(0.0)
     policy.model.save_pretrained(folder)  # written again: another time

@@ -69,6 +69,22 @@ def as_trl(entry: Any, row: dict[str, Any], text: str) -> tuple[str | None, list
     return observation, replies, environment.get_reward()
 
 
+def test_problems_of_two_datasets_may_share_an_id(tmp_path: Path) -> None:
+    """The text of ``reset`` is a problem's own; ids 0, 1, 2 … are in many files."""
+    (tmp_path / "mine.py").write_text(
+        "class Numbers:\n    def reset(self, numbers, **row): return f' Numbers: {numbers}.'\n"
+        '    def add(self, a: int) -> int:\n        """Add.\n\n        Args:\n            a: A.\n        """\n'
+    )
+    form = form_of(f"{tmp_path / 'mine.py'}:Numbers")
+    problems = [Problem("0", "Add.", "3", extra={"numbers": n}) for n in ("1 2", "900 901")]
+    asked = [str(form.turns.for_problem(form, p).render(p.question)) for p in (*problems, problems[0])]
+    assert [("1 2." in text, "900 901." in text) for text in asked] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_trls_class_is_run_as_trl_runs_it() -> None:

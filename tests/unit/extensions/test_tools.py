@@ -24,6 +24,7 @@ from algorist.extensions.tools.section import ToolsSection
 from algorist.extensions.tools.source import Tools
 from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
 from algorist.models.tiny import train_tokenizer
+from algorist.objectives import Objective, advantage_named, loss_named
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked, attached
 from algorist.prompts.base import PromptFormat
@@ -32,6 +33,7 @@ from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.collect import collect
 from algorist.rollouts.row_state import Rows
 from algorist.training.extension import Extensions, Sampled
+from algorist.training.objective import advantages_of
 from algorist.training.sft import demonstrations, tokenize_demonstrations
 from algorist.types import Group, Problem, Rollout
 
@@ -447,8 +449,11 @@ def test_an_environment_answers_and_the_model_tries_again(tmp_path: Path) -> Non
     assert [(t.source, t.reply) for t in first.turns] == [("environment", "too high")]
     assert first.grade is not None and first.grade.correct and first.text == "<answer>42</answer>"
     assert first.turns[0].request == "<answer>50</answer>"
-    assert "<|im_start|>user\ntoo high<|im_end|>\n<|im_start|>assistant\n" in tokenizer_with(form).decode(
-        first.completion_ids
+    # The first answer ended by a stop string, without the end token that the template has there.
+    said = tokenizer_with(form).decode(first.completion_ids)
+    assert (
+        "50</answer><|im_end|>\n<|im_start|>user\ntoo high<|im_end|>\n<|im_start|>assistant\n<answer>42"
+        in said
     )
     assert [t.reply for t in second.turns] == ["too low", "too low"]
     assert not any(s for s, i in zip(first.sampled_mask, first.completion_ids, strict=True) if i == 1)
@@ -557,6 +562,17 @@ def test_what_neither_calls_nor_answers_can_be_left_out() -> None:
     assert metrics["tools/failed_share"] == 0 and metrics["tools/refused_share"] == 0
     (group,) = without_void(groups)
     assert [r.reward for r in group.rollouts] == [None, 1.0, 0.0, 1.0]
+    single = [
+        dataclasses.replace(r, rewards={"correct": float(i > 0)}, reward=float(i > 0))
+        for i, r in enumerate(rollouts)
+    ]
+    pair = without_void(
+        [dataclasses.replace(group, rollouts=single), dataclasses.replace(group, rollouts=rewarded)]
+    )
+    objective = Objective(loss_named("dapo"), advantage_named("per_reward_normalized"), {"correct": 1.0})
+    assert not advantages_of(pair[:1], objective).any(), (
+        "the others are equal, and the void one is not compared"
+    )
     for drop, rewards in ((True, [None, 1.0, 0.0, 1.0]), (False, [0.0, 1.0, 0.0, 1.0])):
         recipe = load_recipe(
             "smoke-cpu", [f"tools={{use: [calculator], drop_void: {str(drop).lower()}}}"]

@@ -272,6 +272,24 @@ def test_the_reference_holds_products_in_their_type_and_gives_the_policys_number
     assert reference.get_input_embeddings().weight.dtype == torch.float32
 
 
+def test_the_reference_holds_every_adapter_that_was_trained_the_embeddings_too() -> None:
+    lora = {"rank": 4, "target_modules": ["embed_tokens", "q_proj"]}
+    policy = make_policy(section(lora=lora), device=CPU, seed=0, texts=TEXTS).model.eval()
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    assert any("lora_embedding" in name for name in trained)
+    for parameter in trained.values():
+        torch.nn.init.normal_(parameter, std=0.1)
+    reference, ids = Reference(policy), torch.randint(3, 60, (2, 12))
+    with torch.no_grad():
+        before = policy(input_ids=ids).logits
+        for parameter in trained.values():
+            parameter.zero_()
+        with reference.active(policy):
+            assert torch.equal(policy(input_ids=ids).logits, before)
+        assert not torch.equal(policy(input_ids=ids).logits, before)
+    assert {n for n, p in policy.named_parameters() if p.requires_grad} == set(trained)
+
+
 def test_a_model_that_is_not_trained_lies_in_the_compute_type(tmp_path: Path) -> None:
     policy = make_policy(section(), device=CPU, seed=0, texts=TEXTS)
     policy.model.save_pretrained(tmp_path)

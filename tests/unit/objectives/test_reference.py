@@ -314,6 +314,11 @@ def test_per_reward_normalized_by_hand() -> None:
     unscored = sums.clone()
     unscored[0, 1] = math.nan
     assert per_reward_normalized(unscored, t(components), t(weights))[0, 1] == 0
+    # All right, and a further reward of weight 0: no signal, whatever rounding leaves of the batch's mean.
+    groups = torch.rand(9, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    groups[::2, :, 0] = 1.0
+    found = per_reward_normalized(groups[..., 0], groups, t(np.array([1.0, 0.0])))
+    assert not found[::2].any() and found[1::2].all()
 
 
 @pytest.mark.parametrize(

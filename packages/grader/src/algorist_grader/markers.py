@@ -35,7 +35,7 @@ _DENIED = re.compile(
 _HIDDEN = re.compile(r"(?:^\s*|[^\d\\}\s]\s+)%|\\verb\*?([^\w\s])(?:(?!\1).)*\Z|~~\Z")
 """On the line before a box: a comment, verbatim text, struck out."""
 _SCALED = re.compile(
-    r"(?:[-+/^±×÷−][({]?|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]"
+    r"(?:[-+/^±×÷−][({]?|[\w)}\]][ \t]*\*|[\d}\])]_|\d|(?<![a-zA-Z\\])[a-zA-Z]|[)\]}]|\b(?i:minus|negative)[ \t]+\$?"
     r"|\\(?:cdot|times|div|pm|mp|sqrt|[dtc]?frac\d?|log|ln|lg|exp|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)[ \t]*)\Z"
 )
 """Text before a box that makes another value of it; a dash between words and a bullet do not."""
@@ -47,7 +47,7 @@ _HARMLESS = re.compile(
 _SCALE = r"(?:hundred|thousand|million|billion|trillion|dozen|score)s?\b"
 _AFTER = re.compile(
     r"(?:[ \t]|\\[,;:!]|\{\})*(?:\d|\{,?\}?[ \t]*\d|\^[ \t]*\{?[ \t]*[-\w]|[*/+-][ \t]*(?:\d|\\(?:sqrt|[dt]?frac|pi)(?![a-zA-Z]))|\\(?:cdot|times|div|pm|mp|over|choose|sqrt|pi|[dtc]?frac(?!\s*\{\s*\\(?:text|mathrm)))(?![a-zA-Z]))"
-    r"|(?:[.,:(]|[eE][+-]?)\d"
+    r"|(?:[.,:(]|[eE][+-]?)\d|!+[ \t]*\$"
     rf"|[ \t]*(?:\\[ ,;:!]|~)*[ \t]*(?:\\text\w*\s*\{{\s*)?{_SCALE}|\$[ \t]*{_SCALE}(?![ \t]+[a-z])"
 )
 _REFUSED = re.compile(

@@ -308,7 +308,7 @@ class Bisection:
     def _recipe(self, suspects: Sequence[Suspect]) -> Recipe:
         """Return the recipe of a trial; where no line changes the start of GRPO, it begins with the run's finished SFT."""
         recipe = changed(self.recipe.model_dump(mode="json"), suspects)
-        digest = hashlib.sha256("".join(sorted(_names(suspects))).encode()).hexdigest()
+        digest = hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
         update: dict[str, Any] = {"output_dir": str(self.folder), "run_name": f"trial-{digest[:10]}"}
         start, both = self.run / "sft" / "final", recipe.sft.enabled and recipe.grpo.enabled
         if both and start.is_dir() and not any(s.of_start for s in suspects):

@@ -78,7 +78,7 @@ class Environments:
         self.classes = {name: EnvironmentClass(target) for name, target in named.items()}
         self.one = self.classes[""] if isinstance(targets, str) else None
         self.problems: list[Problem] = []
-        self._shown: dict[str, str | None] = {}
+        self._shown: dict[tuple[str, str, str], str | None] = {}
 
     def methods_beside(self, tools: Collection[str], form: str | None) -> tuple[str, ...]:
         """Return the names of all their tools, beside other tools whose calls have a form.
@@ -130,14 +130,14 @@ class Environments:
         """Ask for the text of ``reset``, and keep it."""
         made = self.of(problem)
         answer = made.ask("begin", **self._order(problem)) if made.about()["form"] == "trl" else Answer()
-        self._shown[problem.id] = answer.value
+        self._shown[_key(problem)] = answer.value
         return answer
 
     def observation(self, problem: Problem) -> str:
         """Return the text of ``reset`` for a problem, which is the end of its prompt; empty where it returns nothing or fails."""
-        if problem.id not in self._shown and (answer := self._observe(problem)).error:
+        if _key(problem) not in self._shown and (answer := self._observe(problem)).error:
             _warn(self.of(problem).target, "reset", answer)
-        return self._shown[problem.id] or ""
+        return self._shown[_key(problem)] or ""
 
     def for_problem(self, prompt_format: PromptFormat, problem: Problem) -> PromptFormat:
         """Return a prompt format as it asks a problem, with what ``reset`` says and the tools that only some problems have."""
@@ -159,7 +159,8 @@ class Environments:
             columns.pop("environment", None)
         columns["prompt"] = [{"role": "user", "content": problem.question}]
         order = {"form": self.of(problem).about()["form"], "id": problem.id, "columns": columns}
-        return {**order, "shown": self._shown[problem.id]} if problem.id in self._shown else order
+        key = _key(problem)
+        return {**order, "shown": self._shown[key]} if key in self._shown else order
 
     # ---- the rollouts of a request
 
@@ -203,6 +204,11 @@ class Environments:
             return Output(answer.detail, answer.kind)
         value = answer.value
         return None if value is None else Output(value if isinstance(value, str) else json.dumps(value))
+
+
+def _key(problem: Problem) -> tuple[str, str, str]:
+    """Return what tells a problem from others: ids are unique within a dataset only."""
+    return problem.id, problem.question, repr(problem.columns())
 
 
 def _names(made: EnvironmentClass) -> list[str]:

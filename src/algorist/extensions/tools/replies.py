@@ -66,18 +66,19 @@ class Replies:
     def reply(self, row: int, token_ids: list[int], ended: bool) -> Iterator[int] | None:
         state = self._rows[row]
         text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        closed = token_ids[-1] in self.tokenizer.all_special_ids  # and not by a stop string
         call = self.calls.find(text, ended)
         if call is not None and (call.tool in self.calls.tools or not ended):
             state.text += text
             state.open = self._started(row, state, call)
             in_chat = self.calls.name == "chat"
             return self._tokens(
-                state, *(self._message("tool", ended) if in_chat else self.calls.around(call.tool, text))
+                state, *(self._message("tool", closed) if in_chat else self.calls.around(call.tool, text))
             )
         if not ended:
             return iter(())
         state.text += text
-        reply = self._environment(row, state)
+        reply = self._environment(row, state, closed)
         if reply is None:
             self._end(row, state)
         return reply
@@ -100,8 +101,8 @@ class Replies:
         text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
 
-    def _message(self, role: str, ended: bool) -> tuple[str, str]:
-        """Return what stands before and after a message inside a conversation; a completion that has ended has its end token already."""
+    def _message(self, role: str, closed: bool) -> tuple[str, str]:
+        """Return what stands before and after a message inside a conversation; a completion that is closed has its end token already."""
         if not self.form.is_chat:
             return "\n", "\n"
         said = [("user", "?"), ("assistant", _MARK), (role, _MARK)]
@@ -117,7 +118,7 @@ class Replies:
         _, between, after = text.split(_MARK)
         prefill = self.form.prefill()
         after += "" if after.rstrip().endswith(prefill.strip()) else prefill
-        return between.removeprefix(self.tokenizer.eos_token or "") if ended else between, after
+        return between.removeprefix(self.tokenizer.eos_token or "") if closed else between, after
 
     # ---- tools ---------------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class Replies:
 
     # ---- environment ---------------------------------------------------------------------------------------------------
 
-    def _environment(self, row: int, state: _Row) -> Iterator[int] | None:
+    def _environment(self, row: int, state: _Row, closed: bool) -> Iterator[int] | None:
         if self.environment is None:
             return None
         began = time.perf_counter()
@@ -172,7 +173,7 @@ class Replies:
         )
         if found.error:
             return None
-        before, after = self._message("user", ended=True)
+        before, after = self._message("user", closed)
         state.text = ""
         return iter([*self._ids(before), *self._ids(found.text, plain=True), *self._ids(after)])
 
