@@ -176,6 +176,25 @@ def test_a_tokenizer_without_an_end_token_is_refused_or_takes_the_models(model: 
     assert "has no end token" in said(run) and "eos_token" in said(run)
 
 
+def test_a_tokenizer_that_ends_every_text_is_refused(model: Path, call: Cli) -> None:
+    """Each prompt would end with the end token, which no template shows and no line of a run."""
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    name = json.loads((model / "tokenizer_config.json").read_text())["eos_token"]
+    end = {"SpecialToken": {"id": name, "type_id": 0}}
+    token = next(added["id"] for added in tokenizer["added_tokens"] if added["content"] == name)
+    change_json(
+        model / "tokenizer.json",
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, end],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]}},
+        },
+    )
+    run = call("run", "smoke-cpu", *SHORT, f"model.name={model}", "run_name=r")
+    assert run.returncode == 2 and "writes its end token after every text" in said(run), said(run)
+
+
 def test_the_saved_configuration_is_that_of_the_weights(model: Path, call: Cli) -> None:
     weights = load_file(model / "model.safetensors")
     weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])

@@ -233,7 +233,9 @@ class SampledResult(Result):
     right: Annotated[int, "right completions"]
     solved: Annotated[int, "problems with a right completion"]
     repeated: Annotated[int, "left out: repeated texts"]
-    unreadable: Annotated[int, "left out: do not follow the prompt format, or an environment answered"]
+    unreadable: Annotated[
+        int, "left out: do not follow the prompt format, or answered by an environment or a chat's tool"
+    ]
     written: Annotated[int, "demonstrations written"]
     provenance: Annotated[str, "a file that says where it comes from"]
     recipe: str
@@ -241,7 +243,7 @@ class SampledResult(Result):
     def view(self, width: int) -> View:
         yield (
             f"{self.right} of {self.completions} completions are right, for {self.solved} of {self.problems} problems\n"
-            f"left out are {self.repeated} repeated and {self.unreadable} that do not follow the prompt format, or that an environment answered\n"
+            f"left out are {self.repeated} repeated and {self.unreadable} that do not follow the prompt format, or that an environment or a chat's tool answered\n"
             f"{self.written} demonstrations in {self.path}, where they come from in {self.provenance}\n"
             f"Next: algorist run {shlex.quote(self.recipe)} --only sft run_name=NAME "
             + shlex.quote(f"data.sft={{name: local, path: {self.path}}}")

@@ -16,6 +16,7 @@ from algorist.data.base import Source, dataset, read_params
 from algorist.data.load import load_problems
 from algorist.errors import CheckpointError, DataError
 from algorist.prompts import PromptFormat, get_format
+from algorist.prompts.base import TURN_SOURCES
 from algorist.store.read import rollouts
 from algorist.types import Problem
 
@@ -54,7 +55,9 @@ def load_rollouts(source: Source) -> list[Problem]:
         raise DataError(
             f"rollouts: {error}; give a run with rollouts, such as data.sft.params.run=runs/quickstart"
         ) from None
-    form = get_format(recipe.prompt.format, tags=recipe.prompt.tags)
+    sources = (TURN_SOURCES.get(name).of_recipe(recipe) for name in TURN_SOURCES)
+    turns = next((source for source in sources if source is not None), None)
+    form = replace(get_format(recipe.prompt.format, tags=recipe.prompt.tags), turns=turns)
     # Filters by a prompt's length, which want a tokenizer, come before the limit: the run may have others of the problems.
     known = {p.id: p for p in load_problems(recipe.data.train.model_copy(update={"limit": None}))}
     rows = _rollouts(run, params)
@@ -92,7 +95,7 @@ def load_rollouts(source: Source) -> list[Problem]:
     summary = (
         f"rollouts of {run}: {len(problems)} demonstrations of {len(by_problem)} problems from {len(rows)} "
         f"{'right ' if params.correct else ''}completions; left out are {repeated} repeated and {unreadable} that do not "
-        f"follow the format '{form.name}', or that an environment answered"
+        f"follow the format '{form.name}', or that an environment or a chat's tool answered"
     )
     if not problems:
         raise DataError(
@@ -120,9 +123,11 @@ def read_demonstration(
 ) -> tuple[str, str] | None:
     """Return (reasoning, answer) of a row's completion, or None when it cannot be shown as a demonstration.
 
-    Of a rollout that an environment has answered only the last part is the completion, which is no answer to the question alone.
+    After an environment's reply the completion is the last part alone, no answer to the question; a chat's tool leaves no marks in it.
     """
-    if any(turn["source"] == "environment" for turn in row.get("turns") or ()):
+    turns = row.get("turns") or ()
+    unmarked = bool(turns and form.turns) and form.turns.replies(row["completion"]) is None
+    if unmarked or any(turn["source"] == "environment" for turn in turns):
         return None
     parsed = form.read(row["completion"], row["prompt"] or "")
     reasoning = parsed.reasoning if any(form.tags.all()) else row["completion"].strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -243,13 +244,17 @@ def prepare_tokenizer(
             "completion would end. Write the token that ends a turn into its tokenizer_config.json as eos_token"
             + (f"; its special tokens are {names}" if names else "")
         )
+    if list(tokenizer("1")["input_ids"])[-1] == tokenizer.eos_token_id:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path or 'the model'} writes its end token after every text, so every prompt would have "
+            "ended. Turn it off: add_eos_token in its tokenizer_config.json, or the post_processor of its tokenizer.json"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     if chat_template:
-        path = Path(chat_template)
-        is_file = len(chat_template) < 1000 and path.is_file()
-        tokenizer.chat_template = path.read_text(encoding="utf-8") if is_file else chat_template
+        is_file = os.path.isfile(chat_template)  # noqa: PTH113 (Path.is_file raises for a text too long for a name)
+        tokenizer.chat_template = Path(chat_template).read_text("utf-8") if is_file else chat_template
     elif not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
     held: Any = tokenizer.chat_template  # some tokenizers have several, by name

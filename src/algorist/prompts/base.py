@@ -54,8 +54,9 @@ class TurnSource(Protocol):
     def worked(self, solution: str) -> str:
         """Return a worked solution with its calls and their replies written out."""
 
-    def replies(self, completion: str) -> list[tuple[int, int]]:
-        """Return the spans (characters) of a demonstration that the model is not to imitate: the replies."""
+    def replies(self, completion: str) -> list[tuple[int, int]] | None:
+        """Return the spans (characters) of a demonstration that the model is not to imitate: the replies; None where its text has no
+        marks around them, which are special tokens."""
 
     def recorded(self) -> dict[str, Any]:
         """Return its settings as plain data."""

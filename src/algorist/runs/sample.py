@@ -82,7 +82,7 @@ class SampleCounts:
     """Problems with a right completion."""
     repeated: int
     unreadable: int
-    """Right completions that do not follow the prompt format, were cut off, or were answered by an environment."""
+    """Right completions that do not follow the prompt format, were cut off, or were answered by an environment or a chat's tool."""
     written: int
 
 

@@ -145,7 +145,7 @@ def as_written(problem: Problem, prompt_format: PromptFormat) -> Demonstration:
 
 
 def _replies(completion: str, prompt_format: PromptFormat) -> tuple[tuple[int, int], ...]:
-    return tuple(prompt_format.turns.replies(completion)) if prompt_format.turns else ()
+    return tuple(prompt_format.turns.replies(completion) or ()) if prompt_format.turns else ()
 
 
 def tokenize_demonstrations(

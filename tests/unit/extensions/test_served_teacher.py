@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from algorist.config import load_recipe
 from algorist.config.section import ModelSection
@@ -48,6 +49,37 @@ def url(folder: str) -> Iterator[str]:
 def connect(url: str, student: Any = None, tokenizer: Any = TOKENIZER, **settings: Any) -> Teacher:
     section = TeacherSection(model=url, **settings)
     return load_teacher(section, student or make_model(), tokenizer, like=ModelSection())
+
+
+@pytest.mark.parametrize("family", ["granite", "cohere", "gemma2"])
+def test_logits_that_a_family_scales_are_scaled(tmp_path: Path, family: str) -> None:
+    scaled = {
+        "granite": {"logits_scaling": 8.0},
+        "cohere": {"logit_scale": 0.0625},
+        "gemma2": {"head_dim": 8},
+    }
+    small = {
+        "vocab_size": len(TOKENIZER),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "eos_token_id": 0,
+    }
+    config = AutoConfig.for_model(
+        family, num_attention_heads=4, num_key_value_heads=2, **small, **scaled[family]
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(model.get_output_embeddings().weight)
+    model.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    ids = torch.randint(3, 60, (9,)).tolist()
+    (choice,) = Scorer(str(tmp_path), "cpu").answer({"prompt": ids, "prompt_logprobs": 0})["choices"]
+    said = [entry[str(token)]["logprob"] for entry, token in zip(choice["prompt_logprobs"][1:], ids[1:])]
+    with torch.no_grad():
+        logs = model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)
+    expected = logs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    assert said == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorist.config import load_recipe
+from algorist.data.rollouts import read_demonstration
 from algorist.errors import ConfigError, TrainingError
 from algorist.extensions.problem_sets.arithmetic import equations
 from algorist.extensions.problem_sets.story_problems import story_problems
@@ -434,6 +435,19 @@ def test_outputs_that_no_tokenizer_takes_or_that_look_like_an_answer(tmp_path: P
     text = tokenizer_with(form).decode(half.completion_ids)
     assert "a?b" in text and "x?y" in text
     assert "# ### 42 é😀" in sly.turns[0].reply and sly.parsed.answer is None
+
+
+def test_a_completion_whose_replies_have_no_marks_is_no_demonstration() -> None:
+    """In a chat's form what is around an output are special tokens, which a text has not: SFT would learn to write outputs."""
+    form = form_with(use=["calculator"])
+    text = "<reasoning>\n<calculator>6 * 7</calculator><output>42</output> so\n</reasoning>\n<answer>\n42\n</answer>"
+    turns = [{"source": "calculator", "request": "6 * 7", "reply": "42"}]
+    row = {"completion": text, "prompt": "", "turns": turns}
+    assert read_demonstration(row, form) is not None
+    chat = dataclasses.replace(form, turns=form_with(use=["calculator"], format="chat").turns)
+    assert (
+        read_demonstration(row, chat) is None and read_demonstration(row | {"turns": None}, chat) is not None
+    )
 
 
 def test_a_model_that_knows_its_tools_is_told_of_them_once() -> None:

@@ -290,6 +290,13 @@ def test_the_reference_holds_every_adapter_that_was_trained_the_embeddings_too()
     assert {n for n, p in policy.named_parameters() if p.requires_grad} == set(trained)
 
 
+def test_a_chat_template_may_be_written_in_the_recipe() -> None:
+    """Also one that is too long for a file's name."""
+    template = "{# " + "x" * 500 + " #}{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = make_policy(section(chat_template=template), device=CPU, seed=0, texts=TEXTS).tokenizer
+    assert tokenizer.chat_template == template
+
+
 def test_a_model_that_is_not_trained_lies_in_the_compute_type(tmp_path: Path) -> None:
     policy = make_policy(section(), device=CPU, seed=0, texts=TEXTS)
     policy.model.save_pretrained(tmp_path)

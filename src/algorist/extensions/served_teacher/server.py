@@ -16,6 +16,7 @@ import torch
 
 from algorist.config.section import ModelSection
 from algorist.models.load import make_policy, pick_device
+from algorist.training.lm_head import altered_logits
 
 MOST_BODY, MOST_TEXTS, MOST_K = 1 << 24, 256, 256
 """Limits of a request: bytes, lists of tokens, likely tokens of each."""
@@ -62,13 +63,18 @@ class Scorer:
 
     def score(self, ids: list[int], k: int) -> list[dict[str, Any] | None]:
         """Return for each token its log-prob and those of the k likeliest, None for the first."""
-        hidden = self.model.base_model(torch.tensor([ids], device=self.device)).last_hidden_state[0, :-1]
-        cap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        config, tokens = self.model.config.get_text_config(), torch.tensor([ids], device=self.device)
+        cap, head = getattr(config, "final_logit_softcapping", None), self.model.get_output_embeddings()
+        if altered_logits(config) in (None, "final_logit_softcapping"):
+            hidden = self.model.base_model(tokens).last_hidden_state[0, :-1]
+            hidden = hidden / getattr(config, "logits_scaling", 1.0)
+        else:  # the whole at once, by the model's own rule
+            hidden, cap, head = self.model(tokens).logits[0, :-1], None, torch.nn.Identity()
         scores: list[dict[str, Any] | None] = [None]
         for part, targets in zip(
             hidden.split(size := max(1, ELEMENTS // self.rows)), torch.tensor(ids[1:]).split(size)
         ):
-            logits = self.model.get_output_embeddings()(part).float()
+            logits = head(part).float()
             logs = ((logits / cap).tanh() * cap if cap else logits).log_softmax(-1)
             own = logs.gather(1, targets[:, None].to(logs.device))[:, 0].tolist()
             best = [values.tolist() for values in logs.topk(k, 1)]

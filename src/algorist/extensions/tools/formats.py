@@ -141,8 +141,8 @@ class CallFormat:
             return f"{expression} = {value}"
         return f"<calculator>{expression}</calculator><output>{value}</output>"
 
-    def replies(self, completion: str) -> list[tuple[int, int]]:
-        """Return which spans of a demonstration are outputs: begin and end in characters."""
+    def replies(self, completion: str) -> list[tuple[int, int]] | None:
+        """Return which spans of a demonstration are outputs: begin and end in characters; None in a chat's form."""
         if self.name == "tags":
             spans = []
             for match in re.finditer(rf"</({'|'.join(self.tools)})>", completion):
@@ -152,7 +152,7 @@ class CallFormat:
                     spans.append((match.end(), end + len(after)))
             return spans
         if self.name == "chat":
-            return []
+            return None
         spans = []
         for match in re.finditer(r"=([ ]?-?[\d.]*\d)(?![\d.]*\d)", completion):
             expression = last_sum(completion[: match.start()])

@@ -90,7 +90,7 @@ class Tools:
             return solution
         return self.calls.worked(solution)
 
-    def replies(self, completion: str) -> list[tuple[int, int]]:
+    def replies(self, completion: str) -> list[tuple[int, int]] | None:
         return self.calls.replies(completion) if self.section and self.section.demonstrations else []
 
     def recorded(self) -> dict[str, Any]:
