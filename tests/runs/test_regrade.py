@@ -12,7 +12,7 @@ import pytest
 from algorist.config import load_recipe
 from algorist.config.explain import to_yaml
 from algorist.errors import AlgoristError, ConfigError
-from algorist.evaluation.regrade import differences
+from algorist.extensions.regrade.differences import differences
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
 from tests.conftest import Cli

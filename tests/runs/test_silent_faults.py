@@ -15,7 +15,7 @@ from algorist.config.schema import DatasetSection
 from algorist.data import load_problems
 from algorist.errors import DataError
 from algorist.evaluation.artifact import read_artifact, write_artifact
-from algorist.evaluation.regrade import differences
+from algorist.extensions.regrade.differences import differences
 from algorist.extensions.tools.replies import Replies
 from algorist.objectives.advantages import per_reward_normalized
 from algorist.prompts import get_format

@@ -85,13 +85,15 @@ def diagnose(run: Path) -> Diagnosis:
     from algorist.diagnosis.diagnose import find_causes, moved, not_explained, too_little
     from algorist.diagnosis.signals import read_signals
     from algorist.report.results import gained
+    from algorist.store.read import opened
     from algorist.store.run_folder import RunFolder
 
     RunFolder.open(run)
-    signals = read_signals(run)
-    findings = find_causes(signals)
-    why = "" if findings else too_little(signals)
-    open_question = "" if findings or why else not_explained(signals)
+    with opened(run):
+        signals = read_signals(run)
+        findings = find_causes(signals)
+        why = "" if findings else too_little(signals)
+        open_question = "" if findings or why else not_explained(signals)
     healthy = None if why or open_question else not findings
     return Diagnosis(
         str(run),

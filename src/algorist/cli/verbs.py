@@ -22,7 +22,6 @@ OF_CORE = {
     "eval": "Evaluate a run, a checkpoint or a model on held-out problems.",
     "solve": "Answer questions with a model; without a question, converse.",
     "grade": "Grade an answer or a completion, with the reason.",
-    "regrade": "Grade a run's stored rollouts again and show what changes.",
     "rewards": "List rewards; explain or audit what one pays.",
     "data": "List, show, check, rate, sample and compare datasets.",
     "inspect": "Browse or query the stored rollouts of a run.",
@@ -35,7 +34,7 @@ OF_CORE = {
     "completion": "Print the shell's completion of verbs, options, recipes and runs.",
 }
 
-TOGETHER = {"regrade": "grade", "rewards": "grade", "report": "watch", "doctor": "diagnose"}
+TOGETHER = {"rewards": "grade", "report": "watch", "doctor": "diagnose"}
 """Verbs that stand in another one's file, as ``VERB_app``."""
 COMPLETE = "_ALGORIST_COMPLETE"
 """Variable by which a shell asks for completions."""

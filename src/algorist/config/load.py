@@ -168,12 +168,17 @@ def validate(values: dict[str, Any], *, where: str) -> Recipe:
         ConfigError: Every problem on its own line: key, what is wrong, the nearest valid name.
     """
     try:
-        return Recipe.model_validate(values)
+        recipe = Recipe.model_validate(values)
     except ValidationError as error:
         grpo = values.get("grpo")
         sft_only = isinstance(grpo, dict) and grpo.get("enabled") is False
         lines = [_explain(item, sft_only) for item in error.errors()]
         raise ConfigError(f"{where}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+    read = dict(leaves(recipe.model_dump()))
+    for key, value in leaves(values):
+        if isinstance(value, bool) and not isinstance(read.get(key, value), bool | str):
+            raise ConfigError(f"{where}:\n  {key}: expected a number, not {str(value).lower()}")
+    return recipe
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,17 +32,6 @@ class Section(BaseModel):
     """Base of all sections: unknown keys are refused, attribute docstrings become descriptions."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_switches(cls, values: Any) -> Any:
-        """Refuse ``true`` for a number, which pydantic reads as 1."""
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, bool) and key in cls.model_fields:
-                types = {cls.model_fields[key].annotation, *get_args(cls.model_fields[key].annotation)}
-                if types & {int, float} and bool not in types:
-                    raise PydanticCustomError("unusable", f"expected a number for {key}, not true or false")
-        return values
 
     @field_validator("*")
     @classmethod

@@ -6,6 +6,7 @@ import logging
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from algorist.diagnosis.signals import (
     recent,
 )
 from algorist.diagnosis.weights import MOVED_SHARE
+from algorist.store.read import opened
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
 
@@ -45,13 +47,15 @@ def diagnose(run_folder: str | Path) -> list[Finding]:
     Raises:
         CheckpointError: There is no run, or a part of it is damaged.
     """
-    return find_causes(read_signals(Path(run_folder)))
+    with opened(Path(run_folder)):
+        return find_causes(read_signals(Path(run_folder)))
 
 
 def find_causes(signals: Signals) -> list[Finding]:
     """Return the findings of signals, without those that follow from another one."""
     views = [Facts(signals.settings, signals=signals, stage=stage) for stage in STAGES]
-    return apply(list(all_rules().values()), *views)
+    with opened(signals.run) if signals.run is not None else nullcontext():
+        return apply(list(all_rules().values()), *views)
 
 
 def moved(signals: Signals) -> list[str]:

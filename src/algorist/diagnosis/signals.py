@@ -22,7 +22,7 @@ from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.weights import WeightChange, stage_change
 from algorist.errors import CheckpointError, ConfigError
 from algorist.prompts.base import Tags
-from algorist.store.read import metrics, query
+from algorist.store.read import metrics, opened, query
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
 from algorist_grader.types import MISSING_TAG
@@ -276,17 +276,18 @@ def read_signals(run: Path) -> Signals:
     for line in metrics(run):
         if isinstance(line.get("step"), int) and line.get("stage"):
             signals.add_metrics(str(line["stage"]), line["step"], line)
-    for block in query(run, _BLOCKS):
-        rows = query(
-            run,
-            f"SELECT {_COLUMNS} FROM rollouts WHERE stage = 'grpo' AND step BETWEEN ? AND ?",
-            [block["first"], block["last"]],
-        )
-        by_step: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
-            by_step.setdefault(row["step"], []).append(row)
-        for step in sorted(by_step):
-            signals.add_rollouts(by_step[step])
+    with opened(run):
+        for block in query(run, _BLOCKS):
+            rows = query(
+                run,
+                f"SELECT {_COLUMNS} FROM rollouts WHERE stage = 'grpo' AND step BETWEEN ? AND ?",
+                [block["first"], block["last"]],
+            )
+            by_step: dict[int, list[dict[str, Any]]] = {}
+            for row in rows:
+                by_step.setdefault(row["step"], []).append(row)
+            for step in sorted(by_step):
+                signals.add_rollouts(by_step[step])
     for stage in STAGES:
         change = stage_change(run, stage, signals.settings)
         if change is not None:

@@ -1,5 +1,5 @@
 """Evaluation: one evaluator (``run``), honest numbers (``estimators``), files (``artifact``), paired differences (``compare``).
 
-``record`` evaluates a model and writes the artifact; ``regrade`` grades stored rollouts again; ``doors`` registers exporters, probes and
+``record`` evaluates a model and writes the artifact; ``doors`` registers exporters, probes and
 importers, ``imported`` reads other programs' evaluations; ``protocols`` names how completions are drawn; ``console`` has the lines of text.
 """

@@ -16,7 +16,7 @@ from algorist.evaluation.compare import compare
 from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.report.curves import charts, phases, where_time_went
-from algorist.store.read import metrics, query
+from algorist.store.read import metrics, opened, query
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import clock
 from algorist.store.safe_text import printable
@@ -41,6 +41,11 @@ def collect(run: RunFolder) -> dict[str, Any]:
     Raises:
         CheckpointError: The run folder is damaged.
     """
+    with opened(run.path):
+        return _collected(run)
+
+
+def _collected(run: RunFolder) -> dict[str, Any]:
     lines = metrics(run.path)
     names = list(dict.fromkeys(str(line.get("stage")) for line in lines if line.get("stage")))
     evaluations = [read_artifact(run.evaluations, name) for name in artifact_names(run.evaluations)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,9 +133,30 @@ def metrics(run: Path, stage: str | None = None) -> list[dict[str, Any]]:
 _COLUMNS = ", ".join(f'"{name}"' for name in SCHEMA.names)
 
 
+_OPENED: ContextVar[tuple[Path, duckdb.DuckDBPyConnection] | None] = ContextVar("_OPENED", default=None)
+
+
+@contextmanager
+def opened(run: Path) -> Iterator[None]:
+    """Open a run's store once for all queries inside, which see it as it is now: opening it takes longer than most queries.
+
+    Raises:
+        CheckpointError: There is no such run, or a part is damaged.
+    """
+    with _connect(Path(run)) as connection:
+        token = _OPENED.set((Path(run).resolve(), connection))
+        try:
+            yield
+        finally:
+            _OPENED.reset(token)
+
+
 @contextmanager
 def _connect(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a database in memory with the views; afterwards no file outside the run can be reached."""
+    if (before := _OPENED.get()) is not None and before[0] == run.resolve():
+        yield before[1]
+        return
     _check_run(run)
     with duckdb.connect(":memory:") as connection:
         try:

@@ -15,7 +15,6 @@ import re
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +79,11 @@ def redact(text: str) -> str:
     text = _without_values(text, _known_values())
     long_words = " ".join(word for word in text.split() if len(word) >= LEAST)
     for signs, shape in _SHAPES.values():
-        if signs in text if isinstance(signs, str) else any(sign in long_words for sign in signs):
+        if signs in text if isinstance(signs, str) else long_words and any(s in long_words for s in signs):
             text = shape.sub(HIDDEN, text)
     lower = text.lower()
-    if not any(name in lower for name in _NAMES):
-        return text
-    return _NAMED.sub(lambda match: match[1] + (HIDDEN if _looks_secret(match[2]) else match[2]), text)
+    named = any(name in lower for name in _NAMES)
+    return _NAMED.sub(lambda m: m[1] + (HIDDEN if _looks_secret(m[2]) else m[2]), text) if named else text
 
 
 def redact_tree(value: Any) -> Any:
@@ -166,8 +164,14 @@ def _kind(text: str, known: _Values) -> str:
 
 
 def _known_values() -> _Values:
-    """Return the values of now: reading all variables takes longer than looking for them in a short text."""
-    return _values(tuple(os.environ.items()), str(Path.home()))
+    """Return the values of now. Reading all variables takes longer than looking for them in a text; comparing their bytes does not."""
+    global _now
+    if (data := vars(os.environ)["_data"]) != _now[0]:
+        _now = dict(data), _values(str(Path.home()))
+    return _now[1]
+
+
+_now: tuple[dict[Any, Any], _Values] = {}, []
 
 
 def _without_values(text: str, known: _Values) -> str:
@@ -177,14 +181,13 @@ def _without_values(text: str, known: _Values) -> str:
     return text
 
 
-@lru_cache(maxsize=4)
-def _values(environment: tuple[tuple[str, str], ...], home: str) -> _Values:
+def _values(home: str) -> _Values:
     """Return (what a text must hold, what is hidden after group 1) for stored logins and secret variables.
 
     A value that looks secret is hidden anywhere, a short one where it is a word of its own, any other after its name.
     """
     hidden, words, shapes = _stored(home), set(), []
-    for name, value in environment:
+    for name, value in os.environ.items():
         if not value or not _is_secret(name) or value[0] in "/~.":
             continue
         after_its_name = rf"({re.escape(name)}[\"'\\]*\s*[=:,]\s*[\"'\\]*){_as_written(value)}(?![A-Za-z0-9])"

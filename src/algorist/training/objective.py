@@ -151,17 +151,14 @@ def loss_of(inputs: LossInputs, objective: Objective, extensions: Extensions) ->
 
 def rewards_of(groups: Sequence[Group]) -> Tensor:
     """Return the rewards (P, G) of P groups of one size; NaN where none applies."""
-    return torch.tensor(
-        [[math.nan if r.reward is None else r.reward for r in group.rollouts] for group in groups]
-    )
+    return torch.tensor([[math.nan if r.reward is None else r.reward for r in g.rollouts] for g in groups])
 
 
 def components_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Tensor:
     """Return the single rewards (P, G, K) in the order of ``weights``; NaN where one does not apply, or the rollout has no reward."""
-    none: dict[str, float | None] = {}
-    paid = [[none if r.reward is None else r.rewards for r in group.rollouts] for group in groups]
-    rows = [[[rewards.get(name) for name in weights] for rewards in group] for group in paid]
-    return torch.tensor([[[math.nan if v is None else v for v in row] for row in group] for group in rows])
+    rows = [[[r.rewards.get(name) for name in weights] for r in group.rollouts] for group in groups]
+    values = torch.tensor([[[math.nan if v is None else v for v in row] for row in group] for group in rows])
+    return values.masked_fill(rewards_of(groups).isnan()[..., None], math.nan)
 
 
 def useful(groups: Sequence[Group], weights: Mapping[str, float] | None = None) -> list[bool]:

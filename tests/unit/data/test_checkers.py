@@ -16,8 +16,8 @@ from algorist.config.own_files import inputs_of
 from algorist.config.schema import DatasetSection, EvalSection
 from algorist.data import load_problems
 from algorist.errors import DataError, MissingExtraError
-from algorist.evaluation.regrade import differences
 from algorist.evaluation.run import EvaluationSetting, evaluate
+from algorist.extensions.regrade.differences import differences
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.rollouts.base import Completion, Completions, SamplingParams

@@ -12,7 +12,7 @@ from algorist.data import load_problems
 from algorist.errors import DataError
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
-from algorist.store.read import query
+from algorist.store.read import opened, query
 from algorist.types import Group, Problem, Rollout
 from algorist_grader import MATCHERS, deciding_matcher, grade_completion
 
@@ -39,8 +39,9 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
     moves: Counter[str] = Counter()
     changed: list[dict[str, Any]] = []
     total = before = after = verdicts = paid = 0
-    for step in steps:
-        for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]):
+    rows = (row for step in steps for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]))
+    with opened(run):
+        for row in rows:
             text, gold, identity = row["completion"], row["gold"] or "", row["problem_id"]
             problem = known.get(identity) or Problem(identity, row["question"] or "", gold)
             parsed = form.read(text, row["prompt"] or "")

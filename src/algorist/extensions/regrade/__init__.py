@@ -1,0 +1,1 @@
+"""Stored rollouts graded again, by another matcher or another grader (``algorist regrade``)."""
