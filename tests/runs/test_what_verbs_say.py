@@ -226,7 +226,7 @@ def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
 
 
 def test_decimal_commas_are_named_and_read(verb: Any, tmp_path: Path) -> None:
-    rows = ["1.234,5", "12,5 %", "12,5", "-0,75", "7", "(1,5; 2,5)", "1.234", "12{,}5", "2, 3"]
+    rows = ["1.234,5", "12,5 %", "12,5", "-0,75", "7", "(1,5; 2,5)", "1.234", "12{,}5", "2, 3", "0.125"]
     (tmp_path / "a.csv").write_text(
         "question,answer\n" + "".join(f'{n}?,"{row}"\n' for n, row in enumerate(rows))
     )
@@ -244,9 +244,9 @@ def test_decimal_commas_are_named_and_read(verb: Any, tmp_path: Path) -> None:
     assert code == 0 and "decimal" not in out
     golds = [
         json.loads(text + "}")["answer"]
-        for text in verb("data", "show", name, "--path", "a.csv", "-n", "9")[1].split("\n}\n")[:-1]
+        for text in verb("data", "show", name, "--path", "a.csv", "-n", "10")[1].split("\n}\n")[:-1]
     ]
-    assert golds == ["1234.5", "12.5 %", "12.5", "-0.75", "7", "(1.5; 2.5)", "1234", "12.5", "2, 3"]
+    assert golds == ["1234.5", "12.5 %", "12.5", "-0.75", "7", "(1.5; 2.5)", "1234", "12.5", "2, 3", "0.125"]
     code, _, err = verb("data", "check", "local,params={decimal: x}", "--path", "a.csv")
     assert code == 2 and "expected '.' or ','" in err
 

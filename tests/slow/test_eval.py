@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -158,6 +159,28 @@ def test_what_a_run_trained_on_is_no_test(
     )
     evaluate(str(run), "--data", str(file), "--protocol", "greedy", "--out", str(tmp_path / "out"))
     told = capsys.readouterr().out
+    for folder in ("one", "two"):  # two models of one name, and the first again
+        shutil.copytree(run / "grpo" / "final", tmp_path / folder / "final")
+        evaluate(
+            str(tmp_path / folder / "final"),
+            "--data",
+            str(file),
+            "--protocol",
+            "greedy",
+            "--out",
+            str(tmp_path / "two"),
+        )
+    evaluate(
+        str(tmp_path / "one" / "final"),
+        "--data",
+        str(file),
+        "--protocol",
+        "greedy",
+        "--out",
+        str(tmp_path / "two"),
+    )
+    assert "already evaluated" in capsys.readouterr().out
+    assert len([*(tmp_path / "two").glob("*.json")]) == 2
     assert "3 of 4 held-out problems are also in the training data, such as: " in told
 
 

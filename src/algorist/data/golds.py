@@ -13,8 +13,9 @@ from algorist_grader import grade, is_text_only, last_boxed, numeric_value, why_
 from algorist_grader.markers import hash_answer
 from algorist_grader.text import stripped
 
-_LOCAL = r"(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,|\{,\})\d+"
-_NUMBER = re.compile(rf"(?<![\d.,}}])(?:{_LOCAL}|\d{{1,3}}(?:\.\d{{3}})+)(?![\d.,]|\{{,\}})")
+_GROUPS = r"[1-9]\d{0,2}(?:\.\d{3})+"
+_LOCAL = rf"(?:{_GROUPS}|\d+)(?:,|\{{,\}})\d+"
+_NUMBER = re.compile(rf"(?<![\d.,}}])(?:{_LOCAL}|{_GROUPS})(?![\d.,]|\{{,\}})")
 _ONE_NUMBER = re.compile(rf"[^\d.,()\[\]]*{_LOCAL}[^\d.,()\[\]]*")
 _THOUSANDS = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+(?!\d)")
 

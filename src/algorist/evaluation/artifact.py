@@ -47,7 +47,7 @@ def write_artifact(
     model: str,
     dataset: str,
 ) -> Path:
-    """Write both files, the JSON last, and return its path.
+    """Write both files, the JSON last, and return its path; of two of which one is of a former evaluation none is read.
 
     Raises:
         ConfigError: ``name`` is not a plain file name.
@@ -60,6 +60,7 @@ def write_artifact(
         )
     folder.mkdir(parents=True, exist_ok=True)
     table = _table(samples, dataset)
+    (folder / f"{name}.json").unlink(missing_ok=True)
     replace_file(
         folder / f"{name}.parquet",
         lambda partial: pyarrow.parquet.write_table(table, partial, compression="zstd"),

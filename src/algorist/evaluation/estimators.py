@@ -223,9 +223,9 @@ def _greedy_metrics(greedy: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
 
 
 def _reward_interval(values: Sequence[float], problems: Sequence[Hashable]) -> Interval:
-    """Return the mean of a reward; one that takes two values is a share, whose interval stays between them."""
-    low, high = min(values), max(values)
-    if low == high or set(values) != {low, high}:
+    """Return the mean of a reward; one that takes two values, or is 0 or 1, is a share whose interval stays between them."""
+    low, high = (0.0, 1.0) if set(values) <= {0.0, 1.0} else (min(values), max(values))
+    if low == high or not set(values) <= {low, high}:
         return cluster_mean(values, problems)
     means = cluster_means(values, problems).values()
     share = share_interval([(mean - low) / (high - low) for mean in means])

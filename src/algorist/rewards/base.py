@@ -256,7 +256,9 @@ class Reward:
             raise ConfigError(self._always_fails(errors[0], problems[0]))
 
     def _always_fails(self, error: Exception, problem: Problem) -> str:
-        offered = with_other_names(problem.columns()) if self.takes_lists else OFFERS
+        offered = (
+            with_other_names({n: [v] for n, v in problem.columns().items()}) if self.takes_lists else OFFERS
+        )
         names = ", ".join(
             dict.fromkeys(["completions", "prompts", *offered] if self.takes_lists else offered)
         )

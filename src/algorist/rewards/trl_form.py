@@ -32,15 +32,22 @@ def columns_of(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def with_other_names(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns also under the names that other systems' rewards have for them, where the rows have none of that name."""
-    gold = next((columns[name] for name in GOLDS if columns.get(name) is not None), None)
-    solution = columns.get("solution")
-    if solution is None or not any(solution):
-        solution = gold
-    names = {"solution": solution, "reference_solution": solution, "problem": columns.get("question")}
-    names |= dict.fromkeys(GOLDS[:-1], gold)
-    held = {name: column for name, column in columns.items() if name != "solution"}
-    return {name: column for name, column in names.items() if column is not None} | held
+    """Return columns also under the names that other systems' rewards have for them, row by row: each row's own value, else its gold."""
+
+    def first(*names: str) -> list[Any] | None:
+        held = [columns[name] for name in names if isinstance(columns.get(name), list | tuple)]
+        rows = [
+            [v for v in values if v is not None and not (isinstance(v, str) and not v)]
+            for values in zip(*held)
+        ]
+        return [next(iter(values), None) for values in rows] if held else None
+
+    names = {name: first(name, *GOLDS) for name in GOLDS}
+    names |= {
+        "reference_solution": first("reference_solution", "solution", *GOLDS),
+        "problem": first("problem", "question"),
+    }
+    return {**columns, **{name: column for name, column in names.items() if column is not None}}
 
 
 def as_messages(columns: Mapping[str, Any], form: PromptFormat) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from algorist.config.schema import Recipe
 from algorist.data import load_problems
 from algorist.data.problems import fitting_problems
+from algorist.errors import DAMAGED
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.benchmark_option import Benchmark
 from algorist.evaluation.doors import PROBES, Probed
@@ -192,7 +194,7 @@ def evaluate_benchmarks(
         switches = "".join(f"-{key}-{value}" for key, value in (template_kwargs or {}).items())
         switches += "" if tools is None else f"-{'-'.join(tools['tools']['use']) if tools else 'no-tools'}"
         switches += f"-{protocol}" if protocol else ""
-        title = name or f"{_model_title(model, of_run)}-{benchmark.label}{_plain(switches)}"
+        title = name or _title(model, f"-{benchmark.label}{_plain(switches)}", of_run, folder)
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
         if again:
             (folder / f"{title}.progress.jsonl").unlink(missing_ok=True)
@@ -237,7 +239,7 @@ def probe_benchmarks(
     engine = make_engine("auto", policy.model, policy.tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for benchmark, problems in loaded:
-        title = f"{_model_title(model, recipe is not None)}-{benchmark.label}-{name}"
+        title = _title(model, f"-{benchmark.label}-{name}", recipe is not None, folder)
         probed = probe(
             engine, policy.tokenizer, problems, partial(on_progress, title) if on_progress else None
         )
@@ -250,10 +252,20 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:80].lower()
 
 
-def _model_title(model: Path | str, of_run: bool) -> str:
-    """Return ``grpo-final`` or ``sft-checkpoint-100`` within a run, the last part of the name elsewhere."""
-    parts = Path(str(model)).resolve().parts if isinstance(model, Path) else tuple(model.split("/"))
-    return "-".join(parts[-2:]) if of_run and len(parts) > 1 else parts[-1]
+def _title(model: Path | str, end: str, of_run: bool, folder: Path) -> str:
+    """Name an evaluation: ``grpo-final-…`` within a run; elsewhere after the last part of the model's name, or more where another has that."""
+    parts = Path(model).resolve().parts[1:] if isinstance(model, Path) else tuple(model.split("/"))
+    if of_run:
+        return "-".join(parts[-2:]) + end
+    titles = ["-".join(parts[-count:]) + end for count in range(1, len(parts) + 1)]
+    return next((t for t in titles if _model_of(folder / f"{t}.json") in (None, str(model))), titles[-1])
+
+
+def _model_of(evaluation: Path) -> str | None:
+    """Return the model of an evaluation; None where there is none, or the file does not say."""
+    with suppress(*DAMAGED):
+        return str(json.loads(evaluation.read_text(encoding="utf-8"))["model"])
+    return None
 
 
 def append_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -74,6 +74,18 @@ def test_artifact_round_trip(tmp_path: Path) -> None:
     assert artifact_names(tmp_path) == ["sft"] and not list(tmp_path.glob("*.partial"))
 
 
+def test_an_evaluation_that_ends_between_its_two_files_is_none(tmp_path: Path) -> None:
+    """Not the numbers of a former one over the samples of this one."""
+    write(tmp_path, "sft", make_samples(0.5))
+    with pytest.raises(TypeError):
+        broken: Any = {"greedy_accuracy": None}  # which is read when the samples are written
+        write_artifact(
+            tmp_path, "sft", samples=make_samples(0.9), metrics=broken, protocol={}, model="tiny", dataset="d"
+        )
+    with pytest.raises(CheckpointError, match="no evaluation 'sft'"):
+        read_artifact(tmp_path, "sft")
+
+
 def test_empty_evaluation_is_valid_json(tmp_path: Path) -> None:
     path = write(tmp_path, "none", [])
     json.loads(path.read_text(), parse_constant=pytest.fail)

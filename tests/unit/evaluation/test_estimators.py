@@ -189,6 +189,9 @@ def test_the_interval_of_a_reward_of_two_values_stays_between_them(high: float) 
     ]  # fmt: skip
     found = summarise(rows)["rewards/well_formed"]
     assert found.value == pytest.approx(0.94 * high) and 0 < found.low < found.value < found.high < high
+    alike = [row | {"rewards": {"well_formed": 0.0}} for row in rows[:3]]
+    none = summarise(alike)["rewards/well_formed"]
+    assert none.value == none.low == 0 and none.high > 0.4, "three zeros do not show that all are"
 
 
 @pytest.mark.slow

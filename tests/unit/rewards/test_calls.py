@@ -24,7 +24,7 @@ from algorist.rewards import (
     text_of,
 )
 from algorist.rewards.base import Reward
-from algorist.types import Group, Problem, Rollout
+from algorist.types import Group, Parsed, Problem, Rollout
 from algorist_grader import grade_completion
 from tests.acceptance.rewards_page import reference_markdown
 from tests.conftest import Cli
@@ -51,6 +51,24 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_forms_of_completions(completion: object) -> None:
     rewards = build_rewards(["correct", "well_formed"], decode=lambda ids: "".join(map(chr, ids)))
     assert [r(completions=[completion], answer=["12"]) for r in rewards] == [[1.0], [1.0]]
+
+
+def test_what_a_row_gets_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    """Some rows have a worked solution or a ground truth of their own, the others' gold stands there."""
+    (tmp_path / "mine.py").write_text(
+        "def same(completions, solution, ground_truth, **rows):\n"
+        "    return [float(c in (s, g)) for c, s, g in zip(completions, solution, ground_truth)]\n"
+    )
+    rewards = build_rewards([f"{tmp_path / 'mine.py'}:same"], get_format("reasoning_answer"))
+    plain = Problem("a", "3 + 4?", "7")
+    worked = Problem("b", "2 + 3?", "5", solution="2 + 3 = 5")
+    named = Problem("c", "1 + 1?", "2", extra={"ground_truth": "two"})
+    groups = [
+        Group(problem, "q", [1], [Rollout([1], text, None, False, Parsed(None, None, False))])
+        for problem, text in ((plain, "7"), (worked, "2 + 3 = 5"), (named, "two"))
+    ]
+    assert [group.rollouts[0].reward for group in rewards.pay(groups)] == [1.0, 1.0, 1.0]
+    assert [rewards.pay([group])[0].rollouts[0].reward for group in groups] == [1.0, 1.0, 1.0]
 
 
 def test_batch_tensor_and_empty_forms() -> None:
