@@ -46,6 +46,7 @@ SILENT = {
 }
 
 
+@functools.cache
 def code_lines(text: str) -> int:
     """Return how many lines of a Python file hold code; a string that is a statement (a docstring) is none."""
     tree = ast.parse(text)

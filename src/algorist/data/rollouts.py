@@ -126,7 +126,7 @@ def read_demonstration(
     After an environment's reply the completion is the last part alone, no answer to the question; a chat's tool leaves no marks in it.
     """
     turns = row.get("turns") or ()
-    unmarked = bool(turns and form.turns) and form.turns.replies(row["completion"]) is None
+    unmarked = bool(turns) and form.turns is not None and form.turns.replies(row["completion"]) is None
     if unmarked or any(turn["source"] == "environment" for turn in turns):
         return None
     parsed = form.read(row["completion"], row["prompt"] or "")
