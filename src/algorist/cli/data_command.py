@@ -233,9 +233,7 @@ class SampledResult(Result):
     right: Annotated[int, "right completions"]
     solved: Annotated[int, "problems with a right completion"]
     repeated: Annotated[int, "left out: repeated texts"]
-    unreadable: Annotated[
-        int, "left out: do not follow the prompt format, or answered by an environment or a chat's tool"
-    ]
+    unreadable: Annotated[int, "left out: no demonstrations of the format"]
     written: Annotated[int, "demonstrations written"]
     provenance: Annotated[str, "a file that says where it comes from"]
     recipe: str
