@@ -64,6 +64,17 @@ class SampleAhead(Extension):
                 f"grpo.eval_every={section.eval_every} would give the server other weights while it samples; take "
                 "eval.engine=native"
             )
+        turns = plan.form.turns
+        if (
+            section.eval_every
+            and evaluation.enabled
+            and turns is not None
+            and "environment" in turns.recorded()
+        ):
+            yield (
+                f"grpo.eval_every={section.eval_every} would begin the environment anew while rollouts are in it; leave it out, or "
+                "grpo.sample_ahead"
+            )
         if plan.processes.count > 1:
             yield (
                 f"grpo.sample_ahead is for one training process, and the run has {plan.processes.count}; leave it out"

@@ -244,7 +244,7 @@ def prepare_tokenizer(
             "completion would end. Write the token that ends a turn into its tokenizer_config.json as eos_token"
             + (f"; its special tokens are {names}" if names else "")
         )
-    if list(tokenizer("1")["input_ids"])[-1] == tokenizer.eos_token_id:
+    if list(tokenizer("1")["input_ids"])[-1:] == [tokenizer.eos_token_id]:
         raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path or 'the model'} writes its end token after every text, so every prompt would have "
             "ended. Turn it off: add_eos_token in its tokenizer_config.json, or the post_processor of its tokenizer.json"

@@ -15,6 +15,7 @@ from algorist.runs.plan import make_plan
 from algorist.store.read import metrics, query
 from algorist.store.run_log import Quiet
 from tests.runs.test_checkpoint import cut_back, same
+from tests.unit.extensions.test_tools import ENVIRONMENTS
 
 ELSEWHERE = """
 import copy
@@ -141,4 +142,7 @@ def test_several_processes_and_an_evaluation_by_the_same_server_are_refused(
         plan.extensions.check(replace(plan, processes=replace(plan.processes, count=2)))
     own = ("eval.enabled=true", "grpo.eval_every=2")
     with pytest.raises(ConfigError, match=r"grpo\.eval_every=2 would give the server other weights"):
+        make_plan(Draft.of(load_recipe("smoke-cpu", [*settings, *own]).recipe))
+    own = (*own, "eval.engine=native", f"environment={ENVIRONMENTS}:HigherLower")
+    with pytest.raises(ConfigError, match=r"grpo\.eval_every=2 would begin the environment anew"):
         make_plan(Draft.of(load_recipe("smoke-cpu", [*settings, *own]).recipe))
