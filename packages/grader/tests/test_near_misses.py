@@ -139,6 +139,22 @@ def _small(draw: Random) -> Iterator[Miss]:
         yield f"The minimum is {k}", f"The maximum is {k}"
 
 
+def _levels(draw: Random) -> Iterator[Miss]:
+    """What is applied, nested or written large is not what is multiplied, flat or written small."""
+    while True:
+        k, m = draw.randint(2, 40), draw.randint(2, 9)
+        yield f"f({k}x)", f"{k}f(x)"
+        yield f"f(x+{k})", f"f(x)+{k}f"
+        yield f"f(x+{k}y)", f"f(x)+f({k}y)"
+        yield f"-f({m}x)", f"f(-{m}x)"
+        yield f"f(x)f({k})", f"f({k}x)"
+        yield f"f({m})", f"{m}f"
+        yield f"\\{{\\{{{k}\\}},\\{{{k + m}\\}}\\}}", f"\\{{{k},{k + m}\\}}"
+        yield f"{k} mg", f"{k} Mg"
+        yield f"{k} \\text{{ MW}}", f"{k} \\text{{ mW}}"
+        yield f"{k} ms", f"{k} Ms"
+
+
 def _placeholders(draw: Random) -> Iterator[Miss]:
     words = (
         "proof",
@@ -159,7 +175,19 @@ def _placeholders(draw: Random) -> Iterator[Miss]:
         yield word, draw.choice((word, f"\\text{{{word}}}", f"${word}$"))
 
 
-ANSWERS = (_steps, _signs, _dates, _roots, _names, _labels, _factors, _functions, _small, _placeholders)
+ANSWERS = (
+    _steps,
+    _signs,
+    _dates,
+    _roots,
+    _names,
+    _labels,
+    _factors,
+    _functions,
+    _small,
+    _levels,
+    _placeholders,
+)
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
@@ -211,4 +239,4 @@ def test_there_are_more_than_a_thousand() -> None:
                 EACH * (9 if kind is _completions else 2 if kind in (_steps, _labels, _small) else 1)
             )
         )
-    assert len(pairs) >= 1000 and math.isclose(sum(pairs.values()), 9 * EACH + 13 * EACH)
+    assert len(pairs) >= 1000 and math.isclose(sum(pairs.values()), 9 * EACH + 14 * EACH)

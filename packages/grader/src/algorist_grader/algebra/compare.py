@@ -126,7 +126,8 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
     if kinds == {"tuple"}:
         return a[1:3] == b[1:3] and _pairs(a[3], b[3], scalar)
     if kinds == {"set"}:
-        return _unordered(a[1], b[1], scalar, as_set=True)
+        of_sets = [{part[0] == "set" for part in node[1]} for node in (a, b)]  # {{3}} is not {3}
+        return of_sets[0] == of_sets[1] and _unordered(a[1], b[1], scalar, as_set=True)
     if kinds == {"list"}:
         return _unordered(a[2], b[2], scalar, as_set=False)
     if kinds == {"set", "list"}:

@@ -71,6 +71,11 @@ def _step(name: str, step: Callable[[Any], int]) -> Function:
     return Function(step, fast, digits, any_size=True)
 
 
+def _any_function(library: Any, x: Any) -> Any:
+    """Stand for a function that is not known: no law holds for its values at different places."""
+    return library.exp(x * 5 / 16) + library.sin(x + 0.375)
+
+
 FUNCTIONS: dict[str, Function] = {
     **{name: _named(name, fast=name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "coth")},
     **{f"arc{name}": _named(f"a{name}", fast=f"a{name}") for name in ("sin", "cos", "tan", "cot")},
@@ -93,5 +98,6 @@ FUNCTIONS: dict[str, Function] = {
     "gcd": Function(_whole(math.gcd), None, None),
     "lcm": Function(_whole(math.lcm), None, None),
     "determinant": Function(None, None, _determinant),
+    "f": Function(None, lambda x: _any_function(cmath, x), _any_function),
 }
 """``prime`` and ``det`` are read but have no value: they are only compared as they are written."""

@@ -17,6 +17,7 @@ from algorist_grader.algebra.tree import (
     divide,
     entries,
     fn,
+    is_scalar,
     matrix,
     mul,
     neg,
@@ -258,7 +259,8 @@ class Atoms:
         if kind == "num":
             return num(value[0])  # type: ignore[index]
         if kind == "sym":
-            return sym(str(value))
+            applied = self.attempt(self._applied) if value == "f" and self.sees("(") else None
+            return applied or sym(str(value))
         if kind == "fn":
             return self._function(str(value))
         if kind == "op":
@@ -266,6 +268,12 @@ class Atoms:
         if kind == "cmd":
             return self._command(str(value))
         raise Unreadable(f"unexpected {value!r}")
+
+    def _applied(self) -> Node | None:
+        """Read what the letter ``f`` is applied to, ``f(2x)``; None for several arguments."""
+        self.need("(")
+        inner = self._container("(")
+        return fn("f", inner) if is_scalar(inner) else None
 
     def _bracketed(self, value: str) -> Node:
         if value == "{":

@@ -17,11 +17,11 @@ def _add(dimension: str, **names: str) -> None:
 
 
 _add("m", m="1", meter="1", metre="1", cm="1/100", centimeter="1/100", centimetre="1/100", mm="1/1000", millimeter="1/1000",
-     km="1000", kilometer="1000", kilometre="1000", dm="1/10")  # fmt: skip
+     km="1000", kilometer="1000", kilometre="1000", dm="1/10", Mm="1000000")  # fmt: skip
 _add("inch", inch="1", inche="1", ft="12", foot="12", feet="12", yd="36", yard="36", mile="63360", mi="63360")
-_add("g", g="1", gram="1", gm="1", kg="1000", kilogram="1000", mg="1/1000", milligram="1/1000")
+_add("g", g="1", gram="1", gm="1", kg="1000", kilogram="1000", mg="1/1000", milligram="1/1000", Mg="1000000")
 _add("pound", lb="1", pound="1", oz="1/16", ounce="1/16")
-_add("s", s="1", sec="1", second="1", min="60", minute="60", hr="3600", hour="3600", h="3600", day="86400", week="604800", ms="1/1000")  # fmt: skip
+_add("s", s="1", sec="1", second="1", min="60", minute="60", hr="3600", hour="3600", h="3600", day="86400", week="604800", ms="1/1000", Ms="1000000")  # fmt: skip
 _add("year", year="1", yr="1", month="1/12")
 _add("l", l="1", liter="1", litre="1", ml="1/1000", milliliter="1/1000", L="1", mL="1/1000")
 _add("dollar", dollar="1", usd="1", cent="1/100", buck="1")
@@ -35,7 +35,7 @@ _add("newton", N="1", newton="1", kN="1000")
 _add("joule", J="1", joule="1", kJ="1000")
 _add("kelvin", K="1", kelvin="1")
 _add("volt", V="1", volt="1", mV="1/1000")
-_add("watt", W="1", watt="1", kW="1000")
+_add("watt", W="1", watt="1", kW="1000", mW="1/1000", MW="1000000")
 _add("ampere", A="1", ampere="1", amp="1")
 _add("coulomb", C="1", coulomb="1")
 _add("farad", F="1", farad="1")
