@@ -186,7 +186,7 @@ def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sf
 
 def _restart(folder: str, settings: list[str]) -> None:
     """Run GRPO in a folder that holds a finished SFT stage."""
-    from algorist.config.explain import to_yaml
+    from algorist.config.yaml_text import to_yaml
 
     recipe = load_recipe("smoke-cpu", [*TINY, *settings, f"output_dir={folder}", "run_name=r"]).recipe
     Path(folder, "r", "config.yaml").write_text(to_yaml(recipe))

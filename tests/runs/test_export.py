@@ -15,10 +15,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection, TinySection
+from algorist.config.yaml_text import to_yaml
 from algorist.errors import CheckpointError, ConfigError
 from algorist.extensions.model_folder.card import model_card
 from algorist.extensions.model_folder.export_command import app

@@ -275,10 +275,10 @@ def test_a_damaged_table_is_named(damage: bytes, tmp_path: Path) -> None:
         ('{"question": "a", "answer": ' + "[" * 20_000, "not JSON"),
         ('{"question": "a", "answer": "1", "answer": "2"}', "'answer' appears twice in one row"),
         (
-            '{"question": [{"role": "user", "content": "a"}], "answer": "1"}',
-            "row 1 has chat messages or an object where",
+            '{"question": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "answer": "1"}',
+            "row 1 has chat messages .of more than one question and one reply. or an object where",
         ),
-        ('{"question": {"text": "a"}, "answer": "1"}', "row 1 has chat messages or an object where a text"),
+        ('{"question": {"text": "a"}, "answer": "1"}', "or an object where a text is expected"),
         ('{"question": "a", "answer": ["1", null]}', "row 1 has null in a list"),
         ('{"question": "a", "answer": Infinity}', "row 1 has infinity as a number"),
     ],

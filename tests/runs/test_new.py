@@ -107,6 +107,19 @@ def test_columns_without_a_known_name_are_guessed_by_what_they_hold(verb: Any, t
     assert not recipe.sft.enabled and recipe.eval.baseline
 
 
+def test_chats_of_one_question_are_question_and_solution(
+    verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [{"role": "user", "content": "Frage"}, {"role": "assistant", "content": "Rechnung"}]
+    chats = [{"messages": [{**turn, "content": row[turn["content"]]} for turn in turns]} for row in ROWS]
+    code, out, err = verb("new", write(tmp_path / "chats.jsonl", chats), "--model", "tiny")
+    assert code == 0 and out.splitlines()[1].endswith("question and solution and answer"), err
+    monkeypatch.chdir(tmp_path)
+    problems = load_problems(load_recipe("chats.yaml").recipe.data.train)
+    assert len(problems) == 32
+    assert {(p.question, p.solution) for p in problems} < {(row["Frage"], row["Rechnung"]) for row in ROWS}
+
+
 def test_repeated_questions_that_leave_little_to_measure_with_are_shown(verb: Any, tmp_path: Path) -> None:
     shown = verb("new", write(tmp_path / "a.csv", ROWS + ROWS[:30]), "--model", "tiny")[1]
     assert "30 questions are repeated" in shown and "warning: so few held-out problems" in shown

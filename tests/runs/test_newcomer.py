@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from algorist.cli.explain import explain
 from algorist.cli.session import command_again
 from algorist.cli.terminal import Screen
 from algorist.config import load_recipe
-from algorist.config.explain import explain
 from algorist.errors import CheckpointError
 from algorist.extensions.iterate.rounds import Drawing
 from algorist.runs.pipeline import run_recipe

@@ -17,8 +17,8 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe, load_run_recipe, validate
+from algorist.config.yaml_text import to_yaml
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact, write_artifact
 from algorist.evaluation.estimators import Interval

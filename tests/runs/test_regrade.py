@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from algorist.config import load_recipe
-from algorist.config.explain import to_yaml
+from algorist.config.yaml_text import to_yaml
 from algorist.errors import AlgoristError, ConfigError
 from algorist.extensions.regrade.differences import differences
 from algorist.store.run_folder import RunFolder

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from algorist.cli.explain import describe, explain, settings_page
 from algorist.config import load_recipe, recipe_names
-from algorist.config.explain import describe, explain, settings_page
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 from algorist.store.run_log import Quiet

@@ -144,9 +144,8 @@ def guess_columns(rows: Sequence[Row], named: Mapping[str, str]) -> dict[str, st
         if name in columns:
             continue
         usual = (*ALIASES[name], *OTHER_NAMES[name])
-        by_name = [
-            c for alias in usual for c in rows[0] if str(c).lower() == alias.lower() and c not in taken
-        ]
+        free = [c for c in rows[0] if c not in taken or (name == "solution" and isinstance(rows[0][c], list))]
+        by_name = [c for alias in usual for c in free if str(c).lower() == alias.lower()]
         if by_name:
             columns[name] = by_name[0]
             taken.add(by_name[0])
@@ -161,6 +160,8 @@ def guess_columns(rows: Sequence[Row], named: Mapping[str, str]) -> dict[str, st
     if "answer" not in columns and (short := _answers(texts)):
         columns["answer"] = short
         texts.pop(short)
+    if "answer" not in columns and isinstance(rows[0].get(columns.get("solution", "")), list):
+        columns["answer"] = columns["solution"]
     if "answer" in columns and "solution" not in columns:
         golds = [str(row.get(columns["answer"]) or "").strip() for row in rows]
         if any(hash_answer(gold) or last_boxed(gold) for gold in golds):

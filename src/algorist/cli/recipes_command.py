@@ -21,8 +21,8 @@ app = typer.Typer(
 )
 MARKDOWN = "Pages of the documentation, as Markdown"
 PAGES = {
-    "settings": ("algorist.config.explain", "settings_page", "every key of a recipe: meaning, values, default"),
-    "overview": ("algorist.config.explain", "recipes_page", "what each shipped recipe trains, on what and for how long"),
+    "settings": ("algorist.cli.explain", "settings_page", "every key of a recipe: meaning, values, default"),
+    "overview": ("algorist.cli.explain", "recipes_page", "what each shipped recipe trains, on what and for how long"),
     "rules": ("algorist.diagnosis.diagnose", "troubleshooting_page", "the rules of preflight, diagnose and the warnings of a training"),
     "json": (__name__, "json_page", "the keys of each verb's --json"),
 }  # fmt: skip
@@ -41,7 +41,7 @@ def list_recipes() -> TableResult:
 
     Example: algorist recipes list
     """
-    from algorist.config.explain import in_order
+    from algorist.cli.explain import in_order
     from algorist.config.load import preset_names, recipe_text
 
     rows = [{"name": recipe.name, "description": recipe.description} for recipe in in_order()]
@@ -117,8 +117,8 @@ def show(name: str, overrides: Overrides = None, resolved: bool = False, describ
 
     Example: algorist recipes show quickstart grpo.max_steps=20 --resolved
     """
-    from algorist.config.explain import annotated_yaml, explain
-    from algorist.config.explain import describe as meaning_of
+    from algorist.cli.explain import annotated_yaml, explain
+    from algorist.cli.explain import describe as meaning_of
     from algorist.config.load import load_recipe
 
     loaded = load_recipe(name, overrides or [])

@@ -6,11 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from algorist.declared import leave_out_unused
 from algorist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from algorist.config.schema import Recipe
 
 MAX_DEPTH, MAX_NODES, MAX_DIGITS, MAX_TEXT = 40, 100_000, 300, 1_000_000
 
@@ -116,3 +120,22 @@ def _joined(text: str) -> str:
     except UnicodeDecodeError as error:
         half = int.from_bytes(error.object[error.start : error.start + 2], "little")
         raise ValueError(f"\\u{half:04x} is half of a character; write it whole") from None
+
+
+class Dumper(yaml.SafeDumper):
+    """Escapes the line ends that only YAML knows; as they are, they would be read back as blanks."""
+
+
+def _text(dumper: Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if any(c in text for c in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+Dumper.add_representer(str, _text)
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Return the recipe as YAML that ``load_recipe`` reads back to the same recipe."""
+    values = recipe.model_dump(mode="json")
+    leave_out_unused(values)
+    return str(yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True))

@@ -9,7 +9,15 @@ from importlib.resources import as_file, files
 from typing import Any
 
 from algorist.data.base import Source, dataset, refuse_unknown
-from algorist.data.columns import Columns, load_source, pick_columns, require_columns, to_problems, written
+from algorist.data.columns import (
+    Columns,
+    chat_text,
+    load_source,
+    pick_columns,
+    require_columns,
+    to_problems,
+    written,
+)
 from algorist.data.files import Row
 from algorist.data.golds import (
     clean_solution,
@@ -396,6 +404,8 @@ def load_svamp_300(source: Source) -> list[Problem]:
 def load_local(source: Source) -> list[Problem]:
     """JSONL, JSON, CSV, Parquet or a hub name; columns by ``data.….columns`` or by their usual names.
 
+    Chat messages of one question and one reply (``messages``, ``conversations``, or a chat under ``prompt`` and ``completion``) are
+    read as question and solution; their system message is not, since ``prompt`` has one.
     An answer column that holds a worked solution is read after ``####`` or in its last ``\\boxed{}``. The param
     ``answer_from`` (``as_is``, ``hash``, ``boxed``, ``auto``) fixes the way; ``auto`` is the default. With the param
     ``skip_bad_rows`` rows without question or answer are left out and counted; with ``decimal: ","`` the golds ``12,5`` and
@@ -415,7 +425,7 @@ def load_local(source: Source) -> list[Problem]:
         raise DataError(f"data.….params.decimal is {decimal!r}; expected '.' or ','")
 
     def gold(row: Row) -> object:
-        stated = stated_gold(row.get(names["answer"]), way)
+        stated = stated_gold(chat_text(row.get(names["answer"]), "assistant"), way)
         return with_points(stated) if decimal == "," else stated
 
     columns: dict[str, Any] = {

@@ -19,15 +19,26 @@ log = logging.getLogger("algorist.data.columns")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 ALIASES = {
-    "question": ("question", "problem", "prompt", "Question", "input"),
+    "question": ("question", "problem", "prompt", "Question", "input", "messages", "conversations"),
     "answer": ("answer", "expected_answer", "final_answer", "ground_truth", "reference_answer", "gold"),
-    "solution": ("solution", "generated_solution", "reference_solution", "reasoning", "response"),
+    "solution": (
+        "solution", "generated_solution", "reference_solution", "reasoning", "response", "completion", "messages", "conversations",
+    ),
     "subject": ("subject", "type", "category", "problem_type"),
     "level": ("level", "difficulty"),
     "checker": ("checker",),
     "id": ("id", "unique_id", "problem_id", "idx"),
-}
+}  # fmt: skip
 FIELDS = tuple(ALIASES)
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+}
+"""The speaker of a chat message, by its ``role`` or (ShareGPT's) ``from``."""
 OF_THE_CALL = (
     "prompts", "completions", "completion", "completion_ids", "parsed", "log_metric", "trainer_state",
 )  # fmt: skip
@@ -106,10 +117,12 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
     Raises:
         DataError: A row lacks its question or its gold answer; the first three such rows are named.
     """
-    problems, bad, unread = [], [], []
+    problems, bad, unread, with_system = [], [], [], 0
     seen: set[str] = set()
     for number, row in enumerate(rows, start=1):
         values = [_value(row, column) for column in (columns.question, columns.answer, columns.solution)]
+        with_system += any(who == "system" for who, _ in _turns(values[0]))
+        values[0], values[2] = chat_text(values[0], "user"), chat_text(values[2], "assistant")
         if isinstance(values[2], list) and all(isinstance(line, str) for line in values[2]):
             values[2] = "\n".join(values[2])
         elif kind := _no_text(values[2]):
@@ -134,6 +147,11 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         subject, level, checker = (_text(_value(row, column)) for column in optional)
         extra = _others(row) | columns.extra(row)
         problems.append(Problem(problem_id, question, gold, solution, subject, level, extra, checker))
+    if with_system:
+        log.warning(
+            "dataset '%s': %d of %d chats begin with a system message, which is not read: prompt.system_prompt gives the model one",
+            where, with_system, len(rows),
+        )  # fmt: skip
     if unread:
         log.warning(
             "dataset '%s': %d solutions are no text and not read, the first: %s",
@@ -153,6 +171,25 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
             "data.….params.skip_bad_rows=true"
         )
     return problems
+
+
+def chat_text(value: Any, role: str) -> Any:
+    """Return the text of ``role`` (user, assistant) in chat messages of one question and at most one reply; another value as it is."""
+    turns = _turns(value)
+    plain = [who for who, _ in turns if who != "system"] in (["user"], ["assistant"], ["user", "assistant"])
+    return "".join(text for who, text in turns if who == role) if plain else value
+
+
+def _turns(value: Any) -> list[tuple[str, str]]:
+    """List speaker and text of chat messages; an empty list for another value, and for messages that are not all texts."""
+    turns = []
+    for message in value if isinstance(value, list) else ():
+        sender = str(message.get("role") or message.get("from")) if isinstance(message, dict) else ""
+        text = message.get("content") or message.get("value") if sender else None
+        if sender not in ROLES or not isinstance(text, str):
+            return []
+        turns.append((ROLES[sender], text))
+    return turns
 
 
 def written(row: Row) -> dict[str, Any]:
@@ -183,14 +220,7 @@ def pick_columns(row: Row, mapping: dict[str, str], *, where: str) -> dict[str, 
             f"no '{field}' field (looked for {', '.join(ALIASES[field])})" for field in lacking
         )
         way = " ".join(f"data.….columns.{field}=COLUMN" for field in lacking)
-        chat = next((name for name, value in row.items() if _no_text(value).startswith("chat")), "")
-        other = (
-            f". {chat} holds chat messages, which are not read: give columns of text, question and solution, or prompt and response "
-            "(sft.source=prompt_response)"
-            if chat
-            else ""
-        )
-        raise ColumnError(where, lacking, f"{lack}. Columns: {', '.join(map(str, row))}{other}", way)
+        raise ColumnError(where, lacking, f"{lack}. Columns: {', '.join(map(str, row))}", way)
     return columns
 
 
@@ -234,7 +264,9 @@ def _no_text(value: Any) -> str:
     """Name the kind of a value that has no text of its own, or return an empty string."""
     inside = value if isinstance(value, list) else [value]
     kinds = {
-        "chat messages or an object": any(isinstance(part, dict) for part in inside),
+        "chat messages (of more than one question and one reply) or an object": any(
+            isinstance(part, dict) for part in inside
+        ),
         "bytes": any(isinstance(part, bytes) for part in inside),
         "null in a list": len(inside) > 1 and None in inside,
         "several values in one cell (all of them in one text, or one of them)": len(inside) > 1,

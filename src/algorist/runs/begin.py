@@ -9,11 +9,10 @@ from typing import Any
 
 import yaml
 
-from algorist.config.explain import to_yaml
 from algorist.config.load import values_of
 from algorist.config.own_files import Inputs, check_same_inputs
 from algorist.config.schema import Recipe
-from algorist.config.yaml_text import flat
+from algorist.config.yaml_text import flat, to_yaml
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.run_folder import RunFolder
 from algorist.store.stages import STAGES

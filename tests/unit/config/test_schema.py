@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from algorist.cli.explain import describe, explain
 from algorist.config import load_recipe, recipe_names, validate
-from algorist.config.explain import describe, explain, to_yaml
 from algorist.config.load import parse_override
 from algorist.config.schema import Recipe
+from algorist.config.yaml_text import to_yaml
 from algorist.errors import ConfigError
 from algorist.training.training_arguments import optim_arguments
 from benchmarks.stock_trl import trl_config

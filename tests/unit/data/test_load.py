@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -309,7 +310,7 @@ def test_solutions_in_lines_are_joined_and_other_values_are_none(
     values: list[object] = [
         ["Take 0.", "Add 1."],
         {"steps": []},
-        [{"role": "assistant", "content": "1"}],
+        [{"role": "assistant", "content": "1"}] * 2,
         "Add 1.",
     ]
     rows = [
@@ -318,5 +319,52 @@ def test_solutions_in_lines_are_joined_and_other_values_are_none(
     problems = load_problems(section(name="local", path=jsonl(tmp_path, rows)))
     assert [p.solution for p in problems] == ["Take 0.\nAdd 1.", "", "", "Add 1."]
     assert (
-        "2 solutions are no text and not read, the first: row 2 has chat messages or an object" in caplog.text
+        "2 solutions are no text and not read, the first: row 2 has chat messages (of more than one"
+        in caplog.text
     )
+
+
+def chat(*turns: tuple[str, str], role: str = "role", content: str = "content") -> list[dict[str, str]]:
+    return [{role: who, content: text} for who, text in turns]
+
+
+ASKED, REPLIED = ("user", "Half of 8?"), ("assistant", "8 / 2 = 4\n#### 4")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": chat(("system", "Be brief."), ASKED, REPLIED)},
+        {"conversations": chat(("human", ASKED[1]), ("gpt", REPLIED[1]), role="from", content="value")},
+        {"prompt": chat(ASKED), "completion": chat(REPLIED)},
+        {"prompt": chat(ASKED), "answer": "4", "solution": REPLIED[1]},
+        {"messages": chat(ASKED, REPLIED), "answer": "4"},
+    ],
+)
+def test_chats_of_one_question_are_read(
+    tmp_path: Path, row: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    (problem,) = load_problems(section(name="local", path=jsonl(tmp_path, [row])))
+    assert (problem.question, problem.answer, problem.solution) == (ASKED[1], "4", REPLIED[1])
+    assert ("1 of 1 chats begin with a system message, which is not read" in caplog.text) == (
+        "system" in str(row)
+    )
+
+
+@pytest.mark.parametrize("column", ["messages", "chat"])
+def test_a_named_column_may_hold_the_chat(tmp_path: Path, column: str) -> None:
+    path = jsonl(tmp_path, [{column: chat(ASKED, REPLIED)}])
+    columns = dict.fromkeys(("question", "solution"), column)
+    (problem,) = load_problems(section(name="local", path=path, columns=columns))
+    assert (problem.question, problem.answer, problem.solution) == (ASKED[1], "4", REPLIED[1])
+
+
+@pytest.mark.parametrize(
+    "turns", [(ASKED, REPLIED, ASKED, REPLIED), (ASKED, ("tool", "4"), REPLIED), (("user", ["4"]), REPLIED)]
+)
+def test_longer_chats_are_refused(tmp_path: Path, turns: Any) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"row 1 has chat messages .of more than one question and one reply. or an object where a text",
+    ):
+        load_problems(section(name="local", path=jsonl(tmp_path, [{"messages": chat(*turns)}])))

@@ -69,7 +69,7 @@ def test_what_a_mode_does_not_take_is_refused(setting: str, message: str) -> Non
 
 
 def test_the_mode_decides_and_survives_the_runs_yaml(tmp_path: Path) -> None:
-    from algorist.config.explain import to_yaml
+    from algorist.config.yaml_text import to_yaml
 
     file = tmp_path / "again.yaml"
     for given, kind in (

@@ -14,11 +14,11 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
-from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
 from algorist.config.own_files import inputs_of
 from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.config.section import ModelSection
+from algorist.config.yaml_text import to_yaml
 from algorist.data.problems import Problems, longest_sequence
 from algorist.errors import CheckpointError, ConfigError
 from algorist.extensions.vllm.engine import llm_arguments

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from algorist.cli.main import main
-from algorist.config.explain import to_yaml
 from algorist.config.load import load_recipe
+from algorist.config.yaml_text import to_yaml
 from algorist.errors import ConfigError
 from algorist.report.build import build_overlay
 from algorist.report.seeds import (

@@ -16,8 +16,8 @@ import torch
 from transformers import TrainerCallback
 
 from algorist.cli.arguments import find_model
-from algorist.config.explain import to_yaml
 from algorist.config.schema import Recipe
+from algorist.config.yaml_text import to_yaml
 from algorist.data.load import demonstrated_answer
 from algorist.data.problems import fitting_problems
 from algorist.errors import ConfigError

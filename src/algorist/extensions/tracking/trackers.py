@@ -24,8 +24,7 @@ from typing import Any
 
 import yaml
 
-from algorist.config.explain import to_yaml
-from algorist.config.yaml_text import flat
+from algorist.config.yaml_text import flat, to_yaml
 from algorist.errors import DAMAGED, ConfigError, MissingExtraError
 from algorist.extensions.tracking import TrackingSection
 from algorist.store.redact import redact, redact_tree

@@ -1,4 +1,4 @@
-"""Origin of each value of a resolved recipe, and the meaning of each key."""
+"""The origin of each value of a recipe, the meaning of each key, and the pages of the documentation that say them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,10 @@ from pydantic.fields import FieldInfo
 
 from algorist.config.load import LoadedRecipe, load_recipe, recipe_names, sections_of
 from algorist.config.schema import GRPOSection, LossSection, Recipe, SFTSection
-from algorist.config.yaml_text import leaves, one_line_yaml
-from algorist.declared import leave_out_unused
+from algorist.config.yaml_text import Dumper, leaves, one_line_yaml
 from algorist.objectives import LOSSES
 from algorist.parameters import Parameter
 from algorist.store.safe_text import one_line
-
-
-class _Dumper(yaml.SafeDumper):
-    """Escapes the line ends that only YAML knows; as they are, they would be read back as blanks."""
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = '"' if any(c in text for c in "\x85\u2028\u2029\ufeff") else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def to_yaml(recipe: Recipe) -> str:
-    """Return the recipe as YAML that ``load_recipe`` reads back to the same recipe."""
-    values = recipe.model_dump(mode="json")
-    leave_out_unused(values)
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def explain(loaded: LoadedRecipe) -> list[tuple[str, Any, str]]:
@@ -57,7 +37,7 @@ def annotated_yaml(rows: Iterable[tuple[str, Any, str]], meaning: Callable[[str]
         )
         lines += [f"{'  ' * depth}{sections[depth]}:" for depth in range(same, len(sections))]
         before, indent = sections, "  " * len(sections)
-        text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+        text = yaml.dump({key: value}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10**9)
         first, *more = text.rstrip("\n").split("\n")
         own = more and not first.endswith(":")  # a text of several lines bears no comment inside
         said = textwrap.wrap(meaning(dotted), 76 - len(indent)) + ([one_line(origin)] if own else [])
