@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,46 @@ def test_a_run_counts_the_processes_that_it_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4 × 1 = 4 completions per step"):
         run_recipe(smoke_recipe(tmp_path, *split, "grpo.processes=2"))
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_that_are_done_again_are_said(tmp_path: Path) -> None:
+    class Heard(Quiet):
+        def say(self, line: str) -> None:
+            lines.append(line)
+
+    lines: list[str] = []
+    short = [
+        "sft.max_steps=3",
+        "sft.save_steps=2",
+        "sft.logging_steps=1",
+        "eval.enabled=false",
+        f"output_dir={tmp_path}",
+    ]
+    recipe = load_recipe("smoke-cpu", [*short, "threads=1"]).recipe
+    folder = run_recipe(recipe, stages=["sft"], display=Quiet()).folder.path
+    (folder / "stages.json").unlink()
+    shutil.rmtree(folder / "sft" / "final")
+    shutil.rmtree(folder / "sft" / "checkpoint-3", ignore_errors=True)  # as if it had been killed in step 4
+    run_recipe(recipe, stages=["sft"], display=Heard(), resume=True)
+    assert "sft: continuing from checkpoint-2; it had come to step 3" in lines
+    (folder / "stages.json").unlink()
+    shutil.rmtree(folder / "sft")
+    run_recipe(recipe, stages=["sft"], display=Heard(), resume=True)
+    assert "sft: beginning again, as no checkpoint was saved; it had come to step 3" in lines
+
+
+def test_evaluations_leave_the_training_as_it_is(tmp_path: Path) -> None:
+    def lengths(name: str, *more: str) -> list[Any]:
+        short = ["sft.max_steps=1", "grpo.max_steps=3", "grpo.learning_rate=1e-3", "threads=1"]
+        adapter = [
+            "model.lora={rank: 4, dropout: 0.1}",
+            "eval.samples=0",
+            f"output_dir={tmp_path}",
+            f"run_name={name}",
+        ]
+        run = run_recipe(load_recipe("smoke-cpu", [*short, *adapter, *more]).recipe, display=Quiet())
+        rows = map(json.loads, (run.folder.path / "metrics.jsonl").read_text().splitlines())
+        return [row["grad_norm"] for row in rows if row["stage"] == "grpo" and "grad_norm" in row]
+
+    evaluated = lengths("evaluated", "grpo.stop={patience: 9, on: [plateau]}", "grpo.eval_every=2")
+    assert len(evaluated) == 3 and evaluated == lengths("plain")

@@ -209,7 +209,9 @@ def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer\n1+1?,2\n2+2?,\n3+3?,6\n")
     code, _, err = verb("data", "check", "local", "--path", "a.csv")
     assert code == 2 and "row 2 has no gold answer" in err and "data." not in err
-    assert err.endswith("leave such rows out (adapter local): local,params.skip_bad_rows=true")
+    assert err.endswith(
+        "leave such rows out (adapter local): local,params.skip_bad_rows=true (in place of local)"
+    )
     code, out, _ = verb("data", "check", "local,params.skip_bad_rows=true", "--path", "a.csv")
     assert code == 0 and "2 problems" in out
     (tmp_path / "b.csv").write_text('question,answer\n"a\nb",1\n1,2,3\n')

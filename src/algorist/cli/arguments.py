@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,6 +138,7 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
         CheckpointError: There is no run, or the run has no finished stage.
     """
     import algorist.config.schema  # noqa: F401  # finds the loaders, which have names of their own
+    from algorist.data.files import hub_is_away
     from algorist.models.loaders import hub_name
 
     if model is None:
@@ -145,6 +147,7 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
             raise CheckpointError(f"no run under {runs}/; give --model, or make one: algorist run quickstart")
         folder = next((p.parent for p in newest if _model_in(p.parent)), newest[0].parent)
     elif hub_name(model) != model:
+        hub_is_away()
         return model, None
     else:
         folder = Path(model).expanduser()
@@ -152,17 +155,19 @@ def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str
             beside = [p.parent.name for p in folder.parent.glob("*/config.yaml")]
             is_path = folder.parent.is_dir() or folder.parts[0] in ("runs", "outputs", runs.name)
             if model.startswith((".", "/", "~")) or model.count("/") != 1 or is_path:
+                runs_there = f" Runs in {folder.parent}: {', '.join(sorted(beside)[:8])}." if beside else ""
                 raise ConfigError(
-                    f"no run or model at '{model}'.{nearest(folder.name, beside)} Expected a run folder, a model folder or "
+                    f"no run or model at '{model}'.{nearest(folder.name, beside) or runs_there} Expected a run folder, a model folder or "
                     "a hub name owner/model"
                 )
+            hub_is_away()
             return model, None
     if _is_run(folder):
         _refuse_lost_model(folder)
         trained = _model_in(folder)
         if trained is None:
             raise CheckpointError(
-                f"{folder} has no trained model yet; continue it with algorist run … --resume"
+                f"{folder} has no trained model yet; continue it: algorist run {shlex.quote(str(folder))} --resume"
             )
         return trained, folder
     run = folder.parent.parent

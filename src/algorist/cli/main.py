@@ -182,7 +182,9 @@ def _ours_for(arguments: list[str], error: Any) -> str:
     with contextlib.suppress(Exception):
         sft_only = sft_only or not load_recipe(arguments[1]).recipe.grpo.enabled
     where = ("sft", SFTSection.model_fields) if sft_only else ("", ())
-    return ours_for(str(getattr(error, "option_name", "")), *where)
+    name = str(getattr(error, "option_name", ""))
+    written = next((a.lstrip("-") for a in arguments if a.startswith(name) and "." in name), "")
+    return f" Write {written}" if written else ours_for(name, *where)
 
 
 def _line_of_user(error: BaseException) -> str:

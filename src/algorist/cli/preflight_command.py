@@ -66,6 +66,8 @@ class Preflighted(Result):
             yield "nothing to change that can be known before SFT"
             if self.sampling:
                 yield "pass rates and completions above are the model's before SFT; after it: --model RUN/sft/final"
+        elif not self.advice and any(self.audit.values()):
+            yield "change the reward first (see above)"
         elif not self.advice and self.sampling.get("judged"):
             yield Line("nothing to change", "bold green")
         elif not self.advice:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import json
 import re
 import shlex
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from algorist.errors import DataError
 from algorist.store.safe_text import first_line
@@ -52,17 +56,51 @@ def _read(file: Path) -> list[Row]:
         raise DataError(f"{file} cannot be read: {error}") from None
 
 
+class HubAwayError(DataError):
+    """The hub is not reached, and what ``lacking`` names (``key=KIND (now NAME)``) is not in its cache."""
+
+    def __init__(self, why: str, *lacking: str) -> None:
+        super().__init__(why, *lacking)
+        self.why, self.lacking = why, lacking
+
+    def __str__(self) -> str:
+        return f"the hub is not reached ({self.why}). Connect this machine, or give local copies: {', '.join(self.lacking)}"
+
+
+@functools.cache
+def hub_is_away() -> str:
+    """Try to reach the hub, once, where its library waits a minute for each name; return the error, or an empty string.
+
+    Where the hub is away, its library reads its cache alone from now on.
+    """
+    from huggingface_hub import constants
+
+    hub = urlsplit(constants.ENDPOINT)
+    if constants.HF_HUB_OFFLINE or not hub.hostname or getproxies():
+        return ""
+    try:
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=5).close()
+    except OSError as error:
+        constants.HF_HUB_OFFLINE = True
+        return f"{hub.hostname}: {error.strerror or error}"
+    return ""
+
+
 def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
     """Read a split of a hub dataset through the ``datasets`` library.
 
     Raises:
         DataError: The hub cannot be reached or has no such dataset; the message names the local-path option.
     """
+    away = hub_is_away()
     import datasets
 
+    datasets.config.HF_HUB_OFFLINE |= bool(away)
     try:
         return [dict(row) for row in datasets.load_dataset(name, subset, split=split)]
     except Exception as error:
+        if away:
+            raise HubAwayError(away, f"data.….path=FILE (now {name}, split {split})") from None
         raise DataError(
             f"cannot load the dataset '{name}' (split {split}) from the hub: {first_line(error)}. If this machine has no network, "
             "give a local copy: data.….path=/path/to/file.jsonl"
@@ -92,7 +130,8 @@ def _pick(path: Path, split: str) -> list[Path]:
     if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"
         raise DataError(
-            f"{path} has no file for the split '{split}' (looked for {split}.jsonl and the like); it has {names}"
+            f"{path} has no file for the split '{split}' (looked for {split}.jsonl and the like); it has {names}. "
+            "Give one file's path, or a split's name"
         )
     top = min(len(p.parts) for p in matches)
     return _whole_set(path, split, [p for p in matches if len(p.parts) == top])

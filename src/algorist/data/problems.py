@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import DatasetSection, Recipe
+from algorist.data.files import HubAwayError, hub_is_away
 from algorist.data.golds import check_golds
 from algorist.data.load import load_problems, with_solutions
 from algorist.errors import ConfigError, DataError
@@ -37,28 +39,51 @@ class Problems:
         Raises:
             DataError: A dataset, a column or a row is missing or unreadable.
         """
+        train, held_out, sft = list[Problem](), list[Problem](), list[Problem]()
+        away = _model_away(recipe.model.name)
         with kept_records() as notes:
-            sft: list[Problem] = []
-            with _named("train"):
+            with _named("train", away):
                 train = load_problems(recipe.data.train)
-            with _named("eval"):
+            with _named("eval", away):
                 held_out = load_problems(recipe.data.eval) if recipe.eval.enabled else []
             if (recipe.sft.enabled and "sft" in stages) or recipe.model.name == "tiny":
                 section = recipe.data.sft or recipe.data.train  # which may have inherited the filter
                 unrated = section.model_copy(update={"pass_rate": None})
-                with _named("sft" if recipe.data.sft else "train"):
+                with _named("sft" if recipe.data.sft else "train", away):
                     sft = load_problems(unrated) if recipe.data.sft or section.pass_rate else train
-                if recipe.sft.enabled:
+                if recipe.sft.enabled and not away:
                     solved = with_solutions(sft, section.name)
                     sft = solved if recipe.sft.source == "problems" else sft
+        if away:
+            raise HubAwayError(away[0].why, *dict.fromkeys(lack for error in away for lack in error.lacking))
         return cls(train, sft, held_out, notes)
 
 
+def _model_away(name: str) -> list[HubAwayError]:
+    """Return the error of a model on a hub that is not reached, unless its cache has it."""
+    if name == "tiny" or Path(name).exists() or not (why := hub_is_away()) or name.count("/") != 1:
+        return []
+    from huggingface_hub import try_to_load_from_cache
+
+    return (
+        []
+        if try_to_load_from_cache(name, "config.json")
+        else [HubAwayError(why, f"model.name=FOLDER (now {name})")]
+    )
+
+
 @contextmanager
-def _named(part: str) -> Iterator[None]:
-    """Let a message of the data name its keys in this section: ``data.….path`` becomes ``data.sft.path``."""
+def _named(part: str, away: list[HubAwayError]) -> Iterator[None]:
+    """Let a message of the data name its keys in this section: ``data.….path`` becomes ``data.sft.path``.
+
+    ``away`` collects what an unreached hub lacks.
+    """
     try:
         yield
+    except HubAwayError as error:
+        away.append(
+            HubAwayError(error.why, *(lack.replace("data.….", f"data.{part}.") for lack in error.lacking))
+        )
     except DataError as error:
         if "data.…." not in str(error):
             raise

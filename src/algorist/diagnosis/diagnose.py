@@ -7,11 +7,13 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.diagnosis.course import rises
+from algorist.diagnosis.demonstrations import local_problems
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, Facts, Finding, Rule, Share, apply
 from algorist.diagnosis.rules import CLEAR, all_rules
@@ -36,6 +38,11 @@ __all__ = ["diagnose", "find_causes", "moved", "not_explained", "of_evaluation",
 
 GOOD = 0.9
 """Accuracy above which a run need not rise further."""
+SFT = "sft.enabled=true"
+WITHOUT_SOLUTIONS = (
+    " The data has no worked solutions for SFT. Ask in a form that the model knows (algorist new finds one), or let a larger model "
+    "write solutions, to be trained on first: algorist data sample RECIPE --model LARGER --samples 8 --out right.jsonl"
+)
 
 
 def diagnose(run_folder: str | Path) -> list[Finding]:
@@ -48,7 +55,28 @@ def diagnose(run_folder: str | Path) -> list[Finding]:
         CheckpointError: There is no run, or a part of it is damaged.
     """
     with opened(Path(run_folder)):
-        return find_causes(read_signals(Path(run_folder)))
+        findings = find_causes(read_signals(Path(run_folder)))
+    if any(SFT in finding.change for finding in findings):
+        problems = local_problems(Path(run_folder), "train")
+        if problems and not any(problem.solution for problem in problems):
+            return without_solutions(findings)
+    return findings
+
+
+def without_solutions(findings: list[Finding]) -> list[Finding]:
+    """Return the findings; what advises SFT also says where its solutions come from, the first one in words."""
+    words, advised = WITHOUT_SOLUTIONS, []
+    for each in findings:
+        if SFT in each.change:
+            each = replace(
+                each,
+                sentence=f"{each.sentence}{words}",
+                change=(*each.change, "data.sft={name: local, path: right.jsonl}"),
+                before=(*each.before, ""),
+            )
+            words = ""
+        advised.append(each)
+    return advised
 
 
 def find_causes(signals: Signals) -> list[Finding]:

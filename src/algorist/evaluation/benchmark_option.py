@@ -61,7 +61,9 @@ def read_benchmarks(
 
 def after_the_name(error: DataError, text: str) -> DataError:
     """Rewrite a dataset's error with its keys as they are written after its name: ``local,params.decimal=…``."""
-    return type(error)(re.sub(r"\bdata\.(?:…|train)\.(?=\w)", f"{text.partition(',')[0]},", str(error)))
+    name = text.partition(",")[0]
+    said, keys = re.subn(r"\bdata\.(?:…|train)\.(?=\w)", f"{name},", str(error))
+    return DataError(f"{said} (in place of {name})" if keys else said)
 
 
 def _read(text: str) -> tuple[str | None, dict[str, Any]]:

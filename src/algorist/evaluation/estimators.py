@@ -271,12 +271,16 @@ def paired_difference(before: Sequence[float], after: Sequence[float]) -> Interv
 def paired_rate_difference(before: Sequence[float], after: Sequence[float]) -> Interval:
     """Return ``paired_difference`` of shares of right samples; (N,) shares in [0, 1].
 
-    Where no problem's share changes, which is no proof that none ever would, the interval is that of no flipped answer.
+    Where all shares change alike, which is no proof that each would, the interval is that of ``paired_share_difference``, for
+    changes of any size: one answer more flips in each direction.
     """
     difference = paired_difference(before, after)
-    if difference.n < 2 or difference.high > difference.low or difference.value:
+    n, value = difference.n, difference.value
+    if n < 2 or difference.high - difference.low > 1e-9:
         return difference
-    return paired_share_difference(0, 0, difference.n)
+    mean = n * value / (n + 2)
+    half = Z95 * math.sqrt(((n * value**2 + 2) / (n + 2) - mean**2) / (n + 2))
+    return Interval(value, max(-1.0, mean - half), min(1.0, mean + half), n)
 
 
 def paired_share_difference(gained: int, lost: int, n: int) -> Interval:

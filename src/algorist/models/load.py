@@ -133,10 +133,13 @@ def make_policy(
         most = (longest(tokenizer) if longest else None) or _context(section)
         return Policy(other.make(section, device, precision.master, seed=seed, longest=most), tokenizer)
     if section.name == "tiny":
-        made = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
-        model: Any = tiny_model(made, seed=seed, **section.tiny.model_dump())
-        set_compute(model.to(precision.master), precision.compute)
-        tokenizer = made
+        tokenizer = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
+        model: Any = tiny_model(tokenizer, seed=seed, **section.tiny.model_dump())
+        for (
+            weight
+        ) in model.parameters():  # not its buffers: rotary frequencies stay exact, as in a model that is read
+            weight.data = weight.data.to(precision.master)
+        set_compute(model, precision.compute)
     else:
         model, tokenizer = _pretrained(section, device, trained=trained)
     if not on_host:

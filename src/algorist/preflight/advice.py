@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from algorist.config.schema import Recipe
+from algorist.diagnosis.diagnose import without_solutions
 from algorist.diagnosis.facts import ENOUGH, ENOUGH_ENDED
 from algorist.diagnosis.rule import Facts, Finding, Share, apply
 from algorist.diagnosis.rules import all_rules
@@ -34,11 +34,6 @@ AFTER_SFT = (
     "truncated", "truncated_so_far", "finished_unreadable", "stopped", "broken_characters", "useful_here", "all_right", "all_wrong", "unreadable",
 )  # fmt: skip
 """Facts that say nothing while SFT is still to come: before it a model from scratch or a base model knows no format."""
-SFT = "sft.enabled=true"
-WITHOUT_SOLUTIONS = (
-    " The data has no worked solutions for SFT. Ask in a form that the model knows (algorist new finds one), or let a larger model "
-    "write solutions, to be trained on first: algorist data sample RECIPE --model LARGER --samples 8 --out right.jsonl"
-)
 
 
 def advise(recipe: Recipe, look: Preflight, *, solved: bool) -> list[Finding]:
@@ -65,23 +60,7 @@ def advise(recipe: Recipe, look: Preflight, *, solved: bool) -> list[Finding]:
         for item in seen["advice"]
     ]
     findings = apply(list(all_rules().values()), *views)
-    return [*(findings if solved else _without_solutions(findings)), *own]
-
-
-def _without_solutions(findings: list[Finding]) -> list[Finding]:
-    """Return the findings; what advises SFT also says where its solutions come from, the first one in words."""
-    words, advised = WITHOUT_SOLUTIONS, []
-    for each in findings:
-        if SFT in each.change:
-            each = replace(
-                each,
-                sentence=f"{each.sentence}{words}",
-                change=(*each.change, "data.sft={name: local, path: right.jsonl}"),
-                before=(*each.before, ""),
-            )
-            words = ""
-        advised.append(each)
-    return advised
+    return [*(findings if solved else without_solutions(findings)), *own]
 
 
 def _memory(steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
@@ -20,10 +22,13 @@ log = logging.getLogger("algorist.runs.evaluate")
 
 
 def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, Any]:
-    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches."""
+    """Evaluate the current policy on the held-out problems and write ``eval/<stage>``; the processes take turns at the batches.
+
+    Training's random state stays as it was: a resumed run does not repeat an evaluation.
+    """
     engine = run.recipe.eval.engine or run.recipe.grpo.engine
     alone = ENGINES.get(engine).own_device or run.recipe.eval.device is not None
-    with whole_weights(run.loaded().model), run.times.of("evaluation"):
+    with whole_weights(run.loaded().model), torch.random.fork_rng(), run.times.of("evaluation"):
         if alone:
             return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
         return _evaluate(run, stage, step, run.processes)

@@ -400,13 +400,20 @@ def _train(
     for line in refused:
         run.display.say(f"{stage}: {line}")
     step = step_of(checkpoint) if checkpoint else 0
-    metrics.truncate_after(stage, step)
+    before = metrics.truncate_after(stage, step)
     if store is not None:
         store.truncate_after(step)
-    if checkpoint:
+    if before > step:
+        began = (
+            f"continuing from {checkpoint.name}"
+            if checkpoint
+            else "beginning again, as no checkpoint was saved"
+        )
+        run.display.say(f"{stage}: {began}; it had come to step {before}")
+    elif checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
-        if line := other_count(stage, checkpoint, run.processes.count):
-            run.display.say(line)
+    if checkpoint and (line := other_count(stage, checkpoint, run.processes.count)):
+        run.display.say(line)
     control = run.event("stage", stage, step, path=folder, trainer=trainer)
     if control.evaluate:
         save_final(trainer, folder / START, run.processes)

@@ -263,16 +263,19 @@ class MetricsWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def truncate_after(self, stage: str, step: int) -> None:
-        """Drop the lines of ``stage`` whose step is greater than ``step``."""
+    def truncate_after(self, stage: str, step: int) -> int:
+        """Drop the lines of ``stage`` whose step is greater than ``step``; return the last step of the stage that there was."""
+        rows = read_metrics(self.path)
+        steps = [row.get("step", 0) if row.get("stage") == stage else 0 for row in rows]
         lines = [
             json.dumps(row) + "\n"
-            for row in read_metrics(self.path)
-            if row.get("stage") != stage or row.get("step", 0) <= step
+            for row, at in zip(rows, steps, strict=True)
+            if row.get("stage") != stage or at <= step
         ]
         self._file.close()
         replace_text(self.path, "".join(lines))
         self._file = self._open()
+        return max(steps, default=0)
 
     def close(self) -> None:
         """Write through to the disk and close; may be called twice."""
@@ -306,7 +309,8 @@ class NoRollouts(RolloutWriter):
     def __init__(self) -> None:
         """Open nothing."""
 
-    def _ignore(self, *_: Any, **__: Any) -> None: ...
+    def _ignore(self, *_: Any, **__: Any) -> Any:
+        return 0
 
     write = flush = truncate_after = _ignore
 
@@ -317,7 +321,8 @@ class NoMetrics(MetricsWriter):
     def __init__(self) -> None:
         """Open nothing."""
 
-    def _ignore(self, *_: Any, **__: Any) -> None: ...
+    def _ignore(self, *_: Any, **__: Any) -> Any:
+        return 0
 
     write = flush = truncate_after = close = _ignore
 

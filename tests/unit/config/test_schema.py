@@ -236,3 +236,11 @@ def test_the_batch_rule_names_what_works(batch: int, accumulation: int, works: i
 
 def test_a_run_may_be_called_by_a_number() -> None:
     assert load_recipe("smoke-cpu", ["run_name=1"]).recipe.run_name == "1"
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_two_lengths_on_the_command_line_are_refused(stage: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{stage}.max_steps and {stage}.epochs both say how long"):
+        load_recipe("quickstart", [f"{stage}.max_steps=5", f"{stage}.epochs=2"])
+    recipe = load_recipe("quickstart", [f"{stage}.max_steps=null", f"{stage}.epochs=2"]).recipe
+    assert getattr(recipe, stage).epochs == 2

@@ -11,9 +11,10 @@ import pytest
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, Source, dataset, load_problems
-from algorist.data.files import read_rows
+from algorist.data.files import HubAwayError, hub_is_away, read_rows
 from algorist.data.golds import extract_hash_answer
 from algorist.data.leakage import overlap
+from algorist.data.problems import Problems
 from algorist.errors import DataError
 from algorist.extensions.problem_sets.arithmetic import word_problems
 from algorist.runs.pipeline import run_recipe
@@ -175,6 +176,34 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path) -> None:
 def test_a_missing_hub_names_the_local_option() -> None:
     with pytest.raises(DataError, match=r"data\.….path"):
         load_problems(section(name="gsm8k"))
+
+
+def test_a_hub_that_is_away_is_tried_once_and_all_that_it_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    tried = []
+
+    def refuse(place: tuple[str, int], timeout: float) -> None:
+        tried.append(place)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    hub_is_away.cache_clear()
+    with pytest.raises(HubAwayError) as found:
+        Problems.load(load_recipe("oneshot-gsm8k").recipe)
+    hub_is_away.cache_clear()
+    assert str(found.value) == (
+        "the hub is not reached (127.0.0.1: Connection refused). Connect this machine, or give local copies: "
+        "model.name=FOLDER (now Qwen/Qwen2.5-0.5B-Instruct), data.train.path=FILE (now openai/gsm8k, split train), "
+        "data.eval.path=FILE (now openai/gsm8k, split test)"
+    )
+    assert tried == [("127.0.0.1", 9)]
 
 
 def test_a_path_that_a_dataset_does_not_read_is_refused() -> None:

@@ -159,6 +159,19 @@ def test_a_rate_that_no_problem_changes_is_not_known_exactly() -> None:
     assert paired_rate_difference(shares, moved) == paired_difference(shares, moved)
 
 
+@pytest.mark.parametrize(("n", "samples"), [(5, 2), (10, 2), (20, 2), (8, 4)])
+def test_coverage_where_all_problems_may_change_alike(n: int, samples: int) -> None:
+    assert paired_rate_difference([0.0] * 5, [1.0] * 5).low == pytest.approx(
+        paired_share_difference(5, 0, 5).low
+    )
+
+    def draw(g: np.random.Generator) -> Any:
+        shares = (list(g.binomial(samples, p, n) / samples) for p in (0.02, 0.98))
+        return paired_rate_difference(*shares)
+
+    assert coverage(draw, 0.96, 4000, 5) >= 0.93
+
+
 def test_coverage_of_the_paired_difference_of_means() -> None:
     def draw(g: np.random.Generator) -> Any:
         base = g.normal(0, 3, 80)

@@ -353,3 +353,13 @@ def test_a_base_that_was_a_folder_is_never_asked_of_the_hub(on_a_local_base: Pat
         CheckpointError, match=r"was the folder .*models/q, which is not there.*adapter_config"
     ):
         load_policy(on_a_local_base / "runs/y/grpo/final", device=CPU)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_from_scratch_in_16_bits_is_the_one_that_its_folder_holds(tmp_path: Path, dtype: str) -> None:
+    made = make_policy(tiny(dtype=dtype), device=CPU, seed=0, texts=TEXTS)
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    read = load_policy(tmp_path, device=CPU, dtype=getattr(torch, dtype))
+    rows = torch.arange(64).view(1, 64) % 90
+    assert torch.equal(made.model(rows).logits, read.model(rows).logits)

@@ -180,7 +180,7 @@ class Bisection:
             )
         if not _is_finished(self.recipe, self.run):
             raise CheckpointError(
-                f"{self.run} is not finished, and trials are: continue it first (algorist run … --resume)"
+                f"{self.run} is not finished, and trials are: continue it first: algorist run {self.run} --resume"
             )
         self.end = RunEnd.of(self.run)
 
