@@ -184,6 +184,31 @@ def test_a_stateful_reward_goes_on_where_a_kill_left_it(tmp_path: Path, after_sf
     same(tmp_path / "whole" / "r", tmp_path / "killed" / "r", "grpo")
 
 
+@pytest.mark.slow
+def test_the_reference_of_a_continued_run_is_the_start_of_its_stage(tmp_path: Path, after_sft: Path) -> None:
+    """A copy of a model whose forward takes packed rows ran that model in its plain pass: the KL to the reference was 0."""
+    reward = tmp_path / "mine.py"
+    reward.write_text("def spread(completion):\n    return sum(map(ord, completion)) % 5 / 4\n")
+    settings = [
+        *SETTINGS["one batch, one step"],
+        "grpo.beta=0.1",
+        "grpo.learning_rate=3e-3",
+        f"rewards=[{reward}:spread]",
+    ]
+    settings += ["grpo.logging_steps=1"]
+    shutil.copytree(after_sft, tmp_path / "whole" / "r")
+    _restart(str(tmp_path / "whole"), settings)
+    shutil.copytree(tmp_path / "whole", tmp_path / "continued")
+    cut_back(tmp_path / "continued" / "r", "grpo", 3)
+    run(tmp_path / "continued", *settings, resume=True)
+    kl = [
+        [row["kl"] for row in metrics(tmp_path / name / "r") if "kl" in row]
+        for name in ("whole", "continued")
+    ]
+    assert kl[0] == kl[1] and len(kl[0]) == 4 and kl[0][-1] > 1e-3
+    same(tmp_path / "whole" / "r", tmp_path / "continued" / "r", "grpo")
+
+
 def _restart(folder: str, settings: list[str]) -> None:
     """Run GRPO in a folder that holds a finished SFT stage."""
     from algorist.config.yaml_text import to_yaml

@@ -66,7 +66,7 @@ class Diagnosis(Result):
             count = len(self.shown)
             yield f"{self.run}: {count} finding{'s' if count > 1 else ''} (looked at {looked})"
             for number, finding in enumerate(self.shown, start=1):
-                yield from view_of(finding, f"{number}. ")
+                yield from view_of(finding, f"{number}. ", Path(self.run))
             yield f"\nEach cause is explained in docs/troubleshooting.md. The rollouts: algorist inspect {self.run}"
 
     def code(self) -> int:
@@ -109,7 +109,20 @@ def diagnose(run: Path) -> Diagnosis:
     )
 
 
-def view_of(finding: Finding, number: str = "") -> View:
+def _again(run: Path, change: tuple[str, ...]) -> str:
+    """Return the command of a run with lines changed and a name of its own; an empty string where it was made otherwise."""
+    from algorist.store.redact import HIDDEN
+    from algorist.store.run_folder import RunFolder
+
+    words = shlex.split(str((RunFolder(run).read_json("environment.json") or {}).get("command") or ""))
+    if words[1:2] != ["run"] or not change or "--" in words or HIDDEN in " ".join(words):
+        return ""
+    new = {line.partition("=")[0] for line in change} | {"run_name"}
+    kept = [word for word in words if word != "--resume" and word.partition("=")[0] not in new]
+    return shlex.join([*kept, *change, f"run_name={run.resolve().name}-2"])
+
+
+def view_of(finding: Finding, number: str = "", run: Path | None = None) -> View:
     """Return a finding: its sentence, evidence, completions, and the lines to change, quoted for the shell, with the value in force."""
     yield Line(
         f"\n{number}{finding.name} ({finding.stage})", "bold red" if finding.severity == 1 else "bold yellow"
@@ -123,6 +136,8 @@ def view_of(finding: Finding, number: str = "") -> View:
         yield "   change, as words after algorist run RECIPE:"
     for line, now in zip(finding.change, finding.before, strict=True):
         yield Line(f"     {shlex.quote(line)}{f'  # is {now}' if now else ''}", "cyan", whole=True)
+    if again := _again(run, finding.change) if run else "":
+        yield Line(f"   the whole command: {again}", whole=True)
     if finding.change and finding.helped:
         yield f"   it helped if {finding.helped}"
 

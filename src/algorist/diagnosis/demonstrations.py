@@ -76,13 +76,15 @@ def local_problems(run: Path | None, part: str) -> list[Problem]:
     from algorist.config.load import load_recipe
     from algorist.data.load import load_problems
     from algorist.errors import AlgoristError
+    from algorist.store.run_log import without_warnings
 
     if run is None:
         return []
     try:
         section = getattr(load_recipe(str(run / "config.yaml"), []).recipe.data, part)
         local = section is not None and section.path and Path(section.path).is_file()
-        return list(load_problems(section)) if local else []
+        with without_warnings():
+            return list(load_problems(section)) if local else []
     except (AlgoristError, OSError, ValueError):
         return []
 

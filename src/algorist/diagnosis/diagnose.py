@@ -55,12 +55,7 @@ def diagnose(run_folder: str | Path) -> list[Finding]:
         CheckpointError: There is no run, or a part of it is damaged.
     """
     with opened(Path(run_folder)):
-        findings = find_causes(read_signals(Path(run_folder)))
-    if any(SFT in finding.change for finding in findings):
-        problems = local_problems(Path(run_folder), "train")
-        if problems and not any(problem.solution for problem in problems):
-            return without_solutions(findings)
-    return findings
+        return find_causes(read_signals(Path(run_folder)))
 
 
 def without_solutions(findings: list[Finding]) -> list[Finding]:
@@ -83,7 +78,9 @@ def find_causes(signals: Signals) -> list[Finding]:
     """Return the findings of signals, without those that follow from another one."""
     views = [Facts(signals.settings, signals=signals, stage=stage) for stage in STAGES]
     with opened(signals.run) if signals.run is not None else nullcontext():
-        return apply(list(all_rules().values()), *views)
+        findings = apply(list(all_rules().values()), *views)
+    problems = local_problems(signals.run, "train") if any(SFT in f.change for f in findings) else []
+    return without_solutions(findings) if problems and not any(p.solution for p in problems) else findings
 
 
 def moved(signals: Signals) -> list[str]:

@@ -3,10 +3,12 @@
 Run ``NAME`` with N seeds makes ``NAME-seed-S`` for S = seed … seed + N − 1 and, beside them, ``NAME-seeds.json`` (numbers) and
 ``NAME-seeds.html`` (curves of the first eight). The unit of the intervals here is the seed: they say what another seed would give, not another problem.
 
-``--seeds until-sure=M`` stops as soon as the gain is proven, after M seeds at the latest. From the third seed on two hypotheses are tested
-after each: another seed gains nothing, and another sample of problems gains nothing (Student's t over seeds; over problems, of each the mean
-over seeds). The gain is proven when both fall at 0.05 / (M − 2): the chance of a false proof in all looks together is at most 5 %, whichever
-of the two is true (intersection-union test: Berger 1982, Technometrics 24; looks: Bonferroni).
+``--seeds until-sure=M`` stops as soon as a gain, or a loss, is proven, after M seeds at the latest. From the third seed on two hypotheses are
+tested after each: another seed gains nothing, and another sample of problems gains nothing (Student's t over seeds; over problems, of each the
+mean over seeds). Both must fall at 0.05 / (M − 2): the chance of a false proof in all looks together is at most 5 %, whichever of the two is
+true (intersection-union test: Berger 1982, Technometrics 24; looks: Bonferroni). Gains of seeds are taken as normally distributed. Where a
+run either learns or collapses, three seeds that agree by chance prove too much: a gain falsely in up to an eighth of the cases (M = 3).
+Seeds that agree more closely than their problems allow are taken to differ by that sampling error.
 """
 
 from __future__ import annotations
@@ -89,7 +91,10 @@ def proof_of(gains: Sequence[Sequence[float]], most: int) -> dict[str, Any]:
     seen: dict[str, Any] = {"gain": float(table.mean()), "p_seeds": None, "p_problems": None, "level": level}
     if len(table) < LEAST:
         return seen | {"sure": False}
-    p_seeds, p_problems = _student_p(table.mean(1)), _student_p(table.mean(0))
+    by_chance = math.sqrt(
+        table.var(1).mean() / table.shape[1]
+    )  # what sampling of problems alone lets a seed's mean differ by
+    p_seeds, p_problems = _student_p(table.mean(1), least_sd=by_chance), _student_p(table.mean(0))
     return seen | {"p_seeds": p_seeds, "p_problems": p_problems, "sure": max(p_seeds, p_problems) <= level}
 
 
@@ -101,7 +106,8 @@ def line_of_proof(seen: dict[str, Any], count: int, most: int) -> str:
     if seen["p_seeds"] is None:
         return f"{gain}; tested from {LEAST} seeds on"
     tests = f"p = {seen['p_seeds']:.2g} over seeds, {seen['p_problems']:.2g} over problems; a look takes {seen['level']:.2g}"
-    end = "proven" if seen["sure"] else "not proven" if count >= most else "not sure yet"
+    proven = "a gain is proven" if seen["gain"] > 0 else "a loss is proven"
+    end = proven if seen["sure"] else "not proven" if count >= most else "not sure yet"
     return f"{gain}, {tests}: {end}"
 
 
@@ -188,15 +194,17 @@ def _gains(run: Path) -> dict[Any, float]:
     return {problem: ends[1][problem] - value for problem, value in ends[0].items() if problem in ends[1]}
 
 
-def _student_p(values: Any) -> float:
+def _student_p(values: Any, *, least_sd: float = 0.0) -> float:
     """Return the two-sided p-value of "the mean is 0" by Student's t; (N,) values, 1 where they say nothing.
+
+    ``least_sd`` is the least standard deviation that they are taken to have.
 
     Source: Abramowitz and Stegun (1964), 26.7.3 and 26.7.4: exact for whole degrees of freedom.
     """
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2 or not x.mean():
         return 1.0
-    degrees, error = len(x) - 1, float(x.std(ddof=1)) / math.sqrt(len(x))
+    degrees, error = len(x) - 1, max(float(x.std(ddof=1)), least_sd) / math.sqrt(len(x))
     angle = math.atan2(abs(float(x.mean())), error * math.sqrt(degrees))
     odd, square = degrees % 2, math.cos(angle) ** 2
     term = math.cos(angle) if odd else 1.0

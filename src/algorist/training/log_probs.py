@@ -250,12 +250,15 @@ def _add_packed_forward(base: Any) -> None:
     """Let the model's forward take ``packed_layout``; wrappers such as DDP, FSDP and PEFT pass it through."""
     if getattr(base, "_algorist_packed", False):
         return
-    original = base.forward
+    bound = base.forward
+    original = getattr(
+        bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs)
+    )  # a copy runs itself, not ``base``
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, packed_layout: Layout | None = None, **kwargs: Any) -> Any:
         if packed_layout is None:
-            return original(*args, **kwargs)
+            return original(self, *args, **kwargs)
         return _forward_packed(self, packed_layout, **kwargs)
 
     base.forward = types.MethodType(forward, base)

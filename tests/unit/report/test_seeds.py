@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -142,16 +143,22 @@ def test_other_words_for_seeds_are_refused(text: str, words: str) -> None:
 
 
 def test_a_gain_is_proven_over_seeds_and_over_problems(tmp_path: Path) -> None:
-    """+20 points in each of three seeds on 100 problems are proven; four problems, or seeds that disagree, are not."""
+    """+20 points in each of three seeds on 200 problems are proven; four problems, or seeds that disagree, are not."""
     draw = np.random.default_rng(0)
 
     def gains(of_seeds: list[float], problems: int) -> Any:
         return [draw.permutation(np.arange(problems) < gain * problems).astype(float) for gain in of_seeds]
 
-    assert proof_of(gains([0.2, 0.21, 0.22], 100), 8)["sure"]
-    assert not proof_of(gains([0.2, 0.21], 100), 8)["sure"]
+    assert proof_of(gains([0.2, 0.21, 0.22], 200), 8)["sure"]
+    assert not proof_of(gains([0.2, 0.21], 200), 8)["sure"]
+    lost = proof_of([[-gain for gain in row] for row in gains([0.2, 0.21, 0.22], 200)], 8)
+    assert lost["sure"] and line_of_proof(lost, 3, 8).endswith(": a loss is proven")
     few = proof_of([[0.0, 0.0, 0.0, 1.0]] * 3, 8)
-    assert not few["sure"] and few["p_seeds"] < 1e-6 < few["level"] < few["p_problems"]
+    assert not few["sure"] and few["level"] < few["p_problems"]
+    alike = proof_of([[0.0] * 88 + [1.0] * 12] * 3, 8)  # problems let each seed differ by 3.2 points
+    t = 0.12 / math.sqrt(0.12 * 0.88 / 100 / 3)
+    assert alike["p_seeds"] == pytest.approx(1 - t / math.sqrt(2 + t**2))  # two degrees of freedom, exactly
+    assert not alike["sure"] and alike["p_problems"] < alike["level"] < alike["p_seeds"]
     apart = proof_of(gains([0.05, 0.4, 0.1], 400), 8)
     assert not apart["sure"] and apart["p_problems"] < apart["level"] < apart["p_seeds"]
     seen = proof(make_runs(tmp_path, 3)[0], 3)
