@@ -20,7 +20,7 @@ from algorist.runs.asking import recipe_format
 from algorist.runs.pass_rates import table_path
 from algorist.runs.pipeline import Run, run_recipe
 from algorist.runs.rate import rate
-from algorist.runs.sample import sample
+from algorist.runs.sample import demonstrations, sample
 from algorist.store.read import rollouts
 from algorist_grader import grade
 
@@ -77,6 +77,18 @@ def test_solutions_that_state_no_answer_are_refused_with_the_reason(tmp_path: Pa
         DataError, match=r"0 of 3 demonstrations .* 0 with a wrong answer and 3 that state none"
     ):
         load_problems(section("local", path=str(file), correct_only=True))
+
+
+def test_sampled_demonstrations_keep_what_their_checker_reads(tmp_path: Path) -> None:
+    problems, form = load_problems(section("countdown", params={"count": 3})), get_format("reasoning_answer")
+    row = {"correct": True, "truncated": False, "prompt": "", "completion_tokens": 5, "turns": None}
+    rows = [row | {"problem_id": p.id, "completion": form.demonstrate("So.", p.answer)} for p in problems]
+    problems[0].extra["response"] = "an old one"
+    file = tmp_path / "right.jsonl"
+    file.write_text(demonstrations(rows, problems, form, file)[0])
+    read = load_problems(section("local", path=str(file), correct_only=True))
+    assert [p.question for p in read] == [p.question for p in problems]
+    assert [p.solution for p in read] == ["So."] * 3 and "response" not in read[0].extra
 
 
 # --- a run's own right rollouts

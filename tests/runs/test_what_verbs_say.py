@@ -300,6 +300,15 @@ def test_compare_takes_the_common_problems(run: Path, verb: Any) -> None:
     assert code == 2 and "have no problem in common" in err
 
 
+def test_an_evaluation_replaces_no_other(run: Path, verb: Any) -> None:
+    for count in (6, 10, 6):
+        data = f"arithmetic,params={{count: {count}, seed: 3}}"
+        assert verb("eval", str(run), "--data", data, "--out", "k", "--samples", "0")[0] == 0
+    first, second = sorted(Path("k").glob("*.json"), key=lambda file: len(file.stem))
+    assert second.stem == f"{first.stem}-2"
+    assert [json.loads(file.read_text())["n"] for file in (first, second)] == [6, 10]
+
+
 def test_every_setting_is_on_its_page() -> None:
     page = (DOCS / "settings.md").read_text(encoding="utf-8")
     assert page == settings_page(), "write it again: algorist recipes settings > docs/settings.md"

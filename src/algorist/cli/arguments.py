@@ -45,7 +45,8 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot or question_only; the run's when left out.",
+        help="Prompt format: reasoning_answer, think_answer, working_solution, r1_zero, few_shot, boxed, last_number, question_only or another "
+        "of docs/settings.md; the run's when left out.",
     ),
 ]
 Length = Annotated[

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from algorist.diagnosis.rule import Finding
     from algorist.diagnosis.signals import Signals
 
+SOME_CUT = 0.1
+"""Share of completions that are cut off from which on it is said, though nothing is wrong with the run."""
 app = typer.Typer(add_completion=False)
 doctor_app = typer.Typer(add_completion=False)
 
@@ -35,6 +37,7 @@ class Diagnosis(Result):
     not_explained: Annotated[str, "accuracy that did not rise, without a finding"]
     why_too_little: str
     gained: str
+    cut_off: Annotated[float, "of the last rollouts"]
     shown: Any
 
     def view(self, width: int) -> View:
@@ -62,6 +65,8 @@ class Diagnosis(Result):
             yield f"None of {len(all_rules())} rules applies (algorist recipes rules prints them). Looked at {looked}."
             if self.gained:
                 yield self.gained
+            if self.cut_off >= SOME_CUT:
+                yield f"but {self.cut_off:.0%} of the last rollouts are cut off: a higher grpo.max_completion_tokens may gain more"
         else:
             count = len(self.shown)
             yield f"{self.run}: {count} finding{'s' if count > 1 else ''} (looked at {looked})"
@@ -105,8 +110,16 @@ def diagnose(run: Path) -> Diagnosis:
         open_question,
         why,
         gained(run),
+        _cut_off(signals),
         findings,
     )
+
+
+def _cut_off(signals: Signals) -> float:
+    from algorist.diagnosis.signals import recent
+
+    last = recent(signals.batches)
+    return sum(b.truncated for b in last) / max(1, sum(b.rollouts for b in last))
 
 
 def _again(run: Path, change: tuple[str, ...]) -> str:

@@ -26,6 +26,7 @@ from algorist.diagnosis.signals import (
 )
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
+from algorist.store.stages import EVALUATED
 from algorist.types import Problem
 
 ENOUGH = 64
@@ -187,6 +188,10 @@ def graded(f: Facts) -> int:
     return sum(b.rollouts for b in f.signals.batches)
 
 
+OF_THE_RUN = f"samples WHERE evaluation IN {EVALUATED}"
+"""The run's own evaluations; what ``algorist eval`` adds may well ask training problems."""
+
+
 @fact("{}")
 def leaked(f: Facts) -> str | None:
     """Of a run, the questions of its rollouts, else those of its demonstrations; whoever has the data says it with ``leaked_text``."""
@@ -197,14 +202,14 @@ def leaked(f: Facts) -> str | None:
         run,
         "SELECT count(DISTINCT question) AS evaluated, count(DISTINCT question) FILTER (trained) AS leaked, "
         "min(question) FILTER (trained) AS example "
-        "FROM (SELECT question, question IN (SELECT question FROM rollouts) AS trained FROM samples)",
+        f"FROM (SELECT question, question IN (SELECT question FROM rollouts) AS trained FROM {OF_THE_RUN})",
     )
     (row,) = rows
     if row["leaked"]:
         return _leaked(row["leaked"], row["evaluated"], row["example"])
     if not f["demonstrations"]:
         return None
-    evaluated = query(run, "SELECT DISTINCT question FROM samples")
+    evaluated = query(run, f"SELECT DISTINCT question FROM {OF_THE_RUN}")
     return leaked_text(f["demonstrations"], [Problem("", str(row["question"]), "") for row in evaluated])
 
 

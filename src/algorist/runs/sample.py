@@ -177,6 +177,10 @@ def provenance_of(path: Path) -> Path:
     return path.with_suffix(".provenance.json")
 
 
+OF_ITS_OWN = ("prompt", "response", "completion", "messages", "conversations")
+"""Columns of a row's own demonstration, which the sampled one replaces; the others are what checkers and rewards read."""
+
+
 def demonstrations(
     rows: Sequence[dict[str, Any]],
     problems: Sequence[Problem],
@@ -203,13 +207,17 @@ def demonstrations(
         items = pick([(row, *read) for read, row in own.items()], "shortest", per_problem)
         for number, (_, reasoning, answer) in enumerate(items):
             fields = {"subject": problem.subject, "level": problem.level, "checker": problem.checker}
-            line = {
-                "id": f"{identity}#{number}" if number else identity,
-                "question": problem.question,
-                "answer": problem.answer,
-                "solution": reasoning,
-                "demonstrated_answer": answer,
-            } | {field: value for field, value in fields.items() if value}
+            line = (
+                {name: value for name, value in problem.extra.items() if name not in OF_ITS_OWN}
+                | {
+                    "id": f"{identity}#{number}" if number else identity,
+                    "question": problem.question,
+                    "answer": problem.answer,
+                    "solution": reasoning,
+                    "demonstrated_answer": answer,
+                }
+                | {field: value for field, value in fields.items() if value}
+            )
             lines.append(json.dumps(line, ensure_ascii=False, default=str) + "\n")
     solved = len({row["problem_id"] for row in right})
     counts = len(problems), len(rows), len(right), solved, repeated, unreadable, len(lines)

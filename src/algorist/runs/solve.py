@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,6 +197,7 @@ def evaluate_benchmarks(
         switches += f"-{protocol}" if protocol else ""
         title = name or _title(model, f"-{benchmark.label}{_plain(switches)}", of_run, folder)
         mark = mark_of(model, problems, form, setting, recipe.eval.ks, rewards)
+        title = _free_title(folder, title, mark)
         if again:
             (folder / f"{title}.progress.jsonl").unlink(missing_ok=True)
         elif before := finished_evaluation(folder, title, mark):
@@ -259,6 +261,14 @@ def _title(model: Path | str, end: str, of_run: bool, folder: Path) -> str:
         return "-".join(parts[-2:]) + end
     titles = ["-".join(parts[-count:]) + end for count in range(1, len(parts) + 1)]
     return next((t for t in titles if _model_of(folder / f"{t}.json") in (None, str(model))), titles[-1])
+
+
+def _free_title(folder: Path, title: str, mark: str) -> str:
+    """Return ``title``, numbered where another evaluation has it: other problems, another protocol, another model since."""
+    numbered = (title if n == 1 else f"{title}-{n}" for n in itertools.count(1))
+    return next(
+        t for t in numbered if not (folder / f"{t}.json").exists() or finished_evaluation(folder, t, mark)
+    )
 
 
 def _model_of(evaluation: Path) -> str | None:

@@ -97,6 +97,10 @@ class Parser(Atoms):
         )
         if self.inner or not self.sees(",") or before is None or after is None or after.space:
             return False
+        if "/" in (
+            token.text for token in (*self.tokens[: self.at - 1][-1:], *self.tokens[self.at + 2 :][:1])
+        ):
+            return False  # 1/3,1/2
         return before.kind == after.kind == "num" and (before.text.replace(".", "") + after.text).isdigit()
 
     def union(self) -> Node:
