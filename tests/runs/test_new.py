@@ -120,6 +120,14 @@ def test_chats_of_one_question_are_question_and_solution(
     assert {(p.question, p.solution) for p in problems} < {(row["Frage"], row["Rechnung"]) for row in ROWS}
 
 
+def test_names_with_signs_of_yaml_and_a_number_that_never_changes(verb: Any, tmp_path: Path) -> None:
+    rows = [{"kind": 1, "Frage?": row["Frage"], "The [answer]": row["Antwort"]} for row in ROWS]
+    code, _, err = verb("new", write(tmp_path / "signs.csv", rows), "--model", "tiny", "--no-trial")
+    assert code == 0, err
+    columns = {"question": "Frage?", "answer": "The [answer]"}
+    assert load_recipe(str(tmp_path / "signs.yaml")).recipe.data.train.columns == columns
+
+
 def test_repeated_questions_that_leave_little_to_measure_with_are_shown(verb: Any, tmp_path: Path) -> None:
     shown = verb("new", write(tmp_path / "a.csv", ROWS + ROWS[:30]), "--model", "tiny")[1]
     assert "30 questions are repeated" in shown and "warning: so few held-out problems" in shown
@@ -143,6 +151,7 @@ def test_solutions_that_end_in_the_answer_serve_as_both(verb: Any, tmp_path: Pat
         (("empty.csv",), "has no rows"),
         (("few.csv",), "has 3 rows; expected at least 5"),
         (("none.csv",), "no file or folder at none.csv"),
+        (("headless.csv",), "the first line should name the columns, but has the number 7"),
         (("sums.txt",), "expected one of .jsonl, .json, .csv, .tsv, .parquet"),
         (("unclear.csv",), "which column has the question and the answer? Columns: p, s. Name yours: --question COLUMN"),
         (("sums.csv", "--name", "taken"), "taken_reward.py: already there, and nothing was written. Take another name: --name taken2"),
@@ -155,6 +164,7 @@ def test_mistakes(verb: Any, tmp_path: Path, words: tuple[str, ...], said: str) 
     write(tmp_path / "sums.csv", ROWS)
     write(tmp_path / "few.csv", ROWS[:3])
     write(tmp_path / "unclear.csv", [{"p": "x", "s": "y"}] * 9)
+    (tmp_path / "headless.csv").write_text("What is 3 + 4?,7\n" * 9)
     (tmp_path / "empty.csv").write_text("Frage,Antwort\n")
     (tmp_path / "sums.txt").write_text("x")
     (tmp_path / "taken_reward.py").write_text("mine")

@@ -268,7 +268,8 @@ def _hints(done: Evaluated, artifact: str, trained: list[Problem]) -> list[str]:
         len({r["problem_id"] for r in rows}), protocol.get("samples") or 0, protocol.get("protocol") or ""
     )
     asked = [Problem("", str(question), "") for question in {r["question"]: None for r in rows}]
-    lines = [text for text in (few, leaked_text(trained, asked)) if text]
+    leak = leaked_text(trained, asked)
+    lines = [text for text in (few, leak and f"at least {leak}") if text]
     for finding in of_evaluation(rows, protocol):
         changes = (line.partition("=") for line in finding.change)
         ways = [f"{OPTIONS[key]} {value}" for key, _, value in changes if key in OPTIONS]

@@ -75,6 +75,11 @@ def look_at(path: str, columns: Mapping[str, str | None]) -> DataFile:
             f"{path} has {len(rows)} row{'s' * (len(rows) > 1)}; expected at least {LEAST_ROWS}, since a part is held out to "
             "measure with"
         )
+    if number := next((c for c in rows[0] if numeric_value(str(c)) is not None), None):
+        raise DataError(
+            f"{path}: the first line should name the columns, but has the number {number}. If it is a row, write a line such as "
+            "question,answer above it"
+        )
     for name, column in columns.items():
         if column is not None and column not in rows[0]:
             raise DataError(
@@ -188,7 +193,7 @@ def _answers(texts: Mapping[str, Sequence[str]]) -> str | None:
     numbers = {}
     for column, cells in texts.items():
         values = [value for cell in cells if (value := numeric_value(cell)) is not None]
-        if values and len(values) >= 0.8 * len(cells):
+        if len(set(values)) > 1 and len(values) >= 0.8 * len(cells):
             span = max(values) - min(values) + 1
             numbers[column] = len(set(values)) == len(values) == span
     return min(numbers, key=lambda column: numbers[column], default=None)

@@ -294,7 +294,7 @@ def _flow(value: Any) -> str:
     """Return a value on one line, its keys in their order."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{one_line_yaml(k)}: {_flow(v)}" for k, v in value.items()) + "}"
-    return one_line_yaml(value)
+    return one_line_yaml([value])[1:-1] if isinstance(value, str) else one_line_yaml(value)
 
 
 def _rate(value: float) -> str:

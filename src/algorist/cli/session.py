@@ -130,6 +130,8 @@ def stopped_at_once(run: Path | None) -> str:
     from algorist.store.run_folder import RunFolder
 
     folder = RunFolder(run) if run else None
+    if folder is not None and os.environ.get("RANK", "0") == "0" and folder.is_running():
+        return f"stopped before anything was done; {run} is in use by another process, which continues"
     if folder is None or not folder.config.is_file() or not folder.has_begun():
         only = f" ({run} holds only its settings)" if folder and folder.config.is_file() else ""
         return f"stopped before the first training step: nothing was trained{only}. Start again: " + (

@@ -250,18 +250,18 @@ def _csv(file: Path) -> Iterator[Row]:
         reader = csv.DictReader(lines, delimiter=sign, strict=True)
         try:
             _once([(name, None) for name in reader.fieldnames or ()])
-            rows = list(reader)
+            rows = [(reader.line_num, row) for row in reader]
         except csv.Error as error:
             raise DataError(
                 f"{file}:{reader.line_num + 1}: {error}; a cell that begins with a quote ends with one, and a quote within it is doubled: "
                 '"He said ""two"""'
             ) from None
-        for row in rows:
+        for number, row in rows:
             if None in row or None in row.values():
                 columns = reader.fieldnames or ()
                 cells = sum(v is not None for k, v in row.items() if k is not None) + len(row.get(None) or ())
                 raise DataError(
-                    f"{file}:{reader.line_num}: {cells} cells, expected {len(columns)} ({', '.join(columns)}): "
+                    f"{file}:{number}: {cells} cells, expected {len(columns)} ({', '.join(columns)}): "
                     f"{str(list(row.values()))[:120]}; quote a text that has {SEPARATORS[sign]}"
                 )
             yield dict(row)

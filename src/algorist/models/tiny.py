@@ -92,6 +92,4 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, **shape: An
         model = Qwen3ForCausalLM(config)
         # Tied embeddings of a small model want a larger scale than the default 0.02 to train quickly.
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.05)
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model

@@ -19,6 +19,7 @@ from algorist.rollouts.engines import ENGINES
 from algorist.runs.asking import asked_as_trained
 from algorist.runs.begin import settings_at_start
 from algorist.runs.pass_rates import with_pass_rates
+from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import kept_records
 from algorist.store.stages import STAGES
 from algorist.store.times import Took
@@ -83,6 +84,11 @@ class Draft:
             rewards = check_names(recipe, form)
         recipe = with_pass_rates(recipe, form)
         looks = in_folder and os.environ.get("RANK", "0") == "0"  # other machines do not have the folder
+        if looks and recipe.path.is_dir():
+            with RunFolder(
+                recipe.path
+            ).lock():  # refuses a folder that another process trains in, before torch is loaded
+                pass
         inputs = inputs_of(recipe) if looks else {}
         before = settings_at_start(recipe, inputs, resume=resume) if looks else None
         remarks = tuple(note.getMessage() for note in notes if note.levelno >= logging.WARNING)

@@ -194,9 +194,8 @@ def packed_log_probs(
 
 def _in_place(values_M: Tensor, places_M: Tensor, batch: Batch) -> Tensor:
     """Return numbers per token (M, …) in their places (B, T, …), 0 elsewhere."""
-    rest = values_M.shape[1:]
-    flat = values_M.new_zeros(len(batch) * batch.width, *rest)
-    return flat.index_copy(0, places_M, values_M).view(len(batch), batch.width, *rest)
+    flat = values_M.new_zeros(len(batch) * batch.width, *values_M.shape[1:])
+    return flat.index_copy(0, places_M, values_M).unflatten(0, (len(batch), batch.width))
 
 
 def plain_log_probs(
@@ -251,9 +250,8 @@ def _add_packed_forward(base: Any) -> None:
     if getattr(base, "_algorist_packed", False):
         return
     bound = base.forward
-    original = getattr(
-        bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs)
-    )  # a copy runs itself, not ``base``
+    # Of its class, not bound to ``base``: a copy of the model (the KL's reference) runs itself.
+    original = getattr(bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs))
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, packed_layout: Layout | None = None, **kwargs: Any) -> Any:

@@ -333,6 +333,13 @@ def test_a_quote_that_is_not_closed_swallows_no_rows(text: str, tmp_path: Path) 
     assert read_rows(file) == [{"question": 'Half of "8"\nor 4?', "answer": "4"}]
 
 
+def test_a_row_with_too_many_cells_is_named_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('question,answer\n"Two\nlines?",1\nHow many?,3,5\n' + "And?,2\n" * 50)
+    with pytest.raises(DataError, match=r"a\.csv:4: 3 cells, expected 2 \(question, answer\)"):
+        read_rows(file)
+
+
 def test_solutions_in_lines_are_joined_and_other_values_are_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
