@@ -62,8 +62,7 @@ def cost(
     [
         {"dtype": torch.float32},
         *first(0, [{"top_p": 0.9, "temperature": 0.7, "min_new_tokens": 3}, {"top_k": 5, "min_p": 0.1}]),
-        {"stop_strings": ("nowhere 1",)},
-        {"turns": Echo("nowhere 1")},
+        *first(0, [{"stop_strings": ("nowhere 1",)}, {"turns": Echo("nowhere 1")}]),
     ],
     ids=lambda c: "-".join(c),
 )
@@ -208,6 +207,7 @@ def test_numbers_that_are_wrong_end_the_rollout(wrong: str, monkeypatch: pytest.
         )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_memory_goes_back_where_the_update_would_miss_it() -> None:
     params = SamplingParams(max_new_tokens=8, seed=3)

@@ -50,6 +50,7 @@ def test_log_probs_entropies_and_gradients(
         assert (ours - theirs).norm() < within * theirs.norm()
 
 
+@pytest.mark.long
 def test_the_matrix_is_read_in_a_few_products() -> None:
     """Chunks of 8 million logits would be 8 products here; tiles are 2."""
     with pretend_gpu() as log:

@@ -133,6 +133,7 @@ def per_token_and_layer(*types: Any) -> float:
     return slopes[1] - slopes[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_float32_masters_keep_what_preflight_adds() -> None:
     """A float32 stream: 10 bytes more per token, layer and width than in bfloat16, 4 instead of 2 where layers are computed again."""
@@ -179,7 +180,7 @@ def peak(kind: str, layers: int, rows: int, length: int, *, sparing: bool = Fals
 @pytest.mark.parametrize(
     ("kind", "rows", "length", "most"),
     [
-        ("float32 masters", 8, 1024, 4.0),  # 16 rows in two parts
+        pytest.param("float32 masters", 8, 1024, 4.0, marks=pytest.mark.long),  # 16 rows in two parts
         ("bfloat16", 16, 1024, 4.0),
         pytest.param("bfloat16", 1, 16384, 4.0, marks=pytest.mark.long),
         pytest.param("adapter", 1, 16384, 4.6, marks=pytest.mark.long),  # PEFT's factors take float32 copies

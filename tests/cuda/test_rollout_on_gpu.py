@@ -58,6 +58,7 @@ def per_token(layers: int, dtype: torch.dtype) -> tuple[float, float]:
     return (found[1][0] - found[0][0]) / 20, (found[1][1] - found[0][1]) / 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "most"), first(1, [(torch.bfloat16, 44), (torch.float32, 35)], together=True)
@@ -111,6 +112,7 @@ def test_out_of_memory_promises_the_same_tokens_on_the_cpu_only(
     assert ("same tokens" in caplog.text) == (not on_gpu)
 
 
+@pytest.mark.long
 def test_stop_strings_cost_one_wait_per_token_more() -> None:
     waits = []
     for count in (10, 30):

@@ -65,7 +65,7 @@ PARAMS: dict[str, list[dict[str, object]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(completion=COMPLETIONS, gold=GOLDS, form=st.sampled_from(FORMATS.names()), ids=st.integers(0, 400))
 def test_values_lie_in_the_declared_range(name: str, completion: str, gold: str, form: str, ids: int) -> None:
     for params in PARAMS.get(name, [{}]):
@@ -109,7 +109,7 @@ def test_hostile_text_neither_raises_nor_hangs(kind: str) -> None:
         assert one.failures == 0, name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(COMPLETIONS, min_size=1, max_size=5), data=st.data())
 def test_a_completion_is_judged_alone(texts: list[str], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(texts))))
@@ -120,7 +120,7 @@ def test_a_completion_is_judged_alone(texts: list[str], data: st.DataObject) -> 
     assert together == [rewards.explain(text, "7") for text in texts]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(completion=COMPLETIONS, weights=st.lists(st.floats(-5, 5), min_size=3, max_size=3))
 def test_total_lies_in_the_bounds_of_the_set(completion: str, weights: list[float]) -> None:
     specs = [{"name": n, "weight": w} for n, w in zip(("cosine", "tag_fraction", "approx_format"), weights)]

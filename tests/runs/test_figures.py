@@ -51,6 +51,7 @@ def test_a_side_that_is_killed_is_named(
     side.close()
 
 
+@pytest.mark.long
 def test_the_cost_of_a_recipe_is_what_its_run_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from recipe_cost import cost

@@ -15,6 +15,7 @@ from algorist.cli.trl_script import ADAPTERS, DEFAULTS, PEFT_MODULES
 from algorist.config import load_recipe
 from algorist_grader.user_code import import_file
 from tests.conftest import Cli
+from tests.marks import first
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "trl"
 
@@ -169,14 +170,22 @@ trainer = GRPOTrainer(model="tiny", args=args, FACTORY)
 
 @pytest.mark.parametrize(
     ("factory", "environment", "rewards"),
-    [
-        ("environment_factory=Guess", "Guess", ["environment"]),
-        ("reward_funcs=[length], environment_factory=lambda: Guess()", "Guess", ["length", "environment"]),
-        ("environment_factory={'a': Guess, 'b': Wordle}", {"a": "Guess"}, ["environment"]),
-        ("reward_funcs=length, environment_factory=lambda: Guess(3)", None, ["length"]),
-        ("reward_funcs=[hit, length], environment_factory=Guess", "Guess", ["length", "environment"]),
-        ("reward_funcs=[hit], environment_factory=Silent", "Silent", ["environment"]),
-    ],
+    first(
+        3,
+        [
+            ("reward_funcs=[hit, length], environment_factory=Guess", "Guess", ["length", "environment"]),
+            ("environment_factory={'a': Guess, 'b': Wordle}", {"a": "Guess"}, ["environment"]),
+            ("reward_funcs=length, environment_factory=lambda: Guess(3)", None, ["length"]),
+            ("environment_factory=Guess", "Guess", ["environment"]),
+            (
+                "reward_funcs=[length], environment_factory=lambda: Guess()",
+                "Guess",
+                ["length", "environment"],
+            ),
+            ("reward_funcs=[hit], environment_factory=Silent", "Silent", ["environment"]),
+        ],
+        together=True,
+    ),
 )
 def test_an_environment_of_the_script_is_taken_over(
     factory: str, environment: Any, rewards: list[str], call: Cli, tmp_path: Path

@@ -108,6 +108,7 @@ def test_generated_problems_teach_what_is_like_them(verb: Any, tmp_path: Path) -
     assert {line["stage"] for line in runs_on(verb, tmp_path, "stories")} >= {"sft", "grpo"}
 
 
+@pytest.mark.long
 def test_a_trial_that_is_too_short_says_so(verb: Any, tmp_path: Path) -> None:
     name = write(tmp_path / "sums.csv", sums(40))
     code, _, err = verb("new", name, "--model", "tiny", "--minutes", "0.1", *TRIAL[2:])

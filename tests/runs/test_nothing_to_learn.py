@@ -51,6 +51,7 @@ def test_too_little_is_not_healthy(tmp_path: Path, diagnose: Any) -> None:
     assert json.loads(diagnose(folder, "--json")[1])["healthy"] is None
 
 
+@pytest.mark.long
 def test_four_steps_that_moved_nothing_are_too_little(tmp_path: Path, diagnose: Any) -> None:
     (tmp_path / "own.py").write_text(
         "def long(completion):\n    return float(len(completion) % 3)\n"

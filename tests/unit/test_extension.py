@@ -195,7 +195,7 @@ def test_extensions_can_be_deleted(parts: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", first(4, sorted({other for _, other in TOGETHER})))
+@pytest.mark.parametrize("part", first(1, sorted({other for _, other in TOGETHER})))
 def test_an_extension_that_others_build_on_can_be_deleted_alone(part: str, tmp_path: Path) -> None:
     done = without([part], tmp_path, "-c", NAMES)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -189,6 +189,7 @@ def test_what_a_class_may_have(forms: Path) -> None:
     assert rollouts_of(form_of(f"{forms}:Quiet"), "a")[0].reward is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_column_chooses_among_classes(forms: Path) -> None:
     """Each prompt has the tools of its own class, and ``reset`` does not get the column, as in TRL."""
@@ -320,7 +321,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", first(10, HOSTILE))
 @pytest.mark.parametrize("where", first(1, PARTS))
 def test_a_hostile_environment_ends_its_own_rollouts_and_nothing_else(
     where: str, kind: str, hostile: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -358,7 +359,7 @@ WRONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("kind", first(3, WRONG))
 def test_what_is_no_reward_is_counted_and_named_once(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

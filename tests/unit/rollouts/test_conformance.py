@@ -69,7 +69,8 @@ def pairs() -> list[Any]:
             engine,
             id=f"{family}-{engine}",
             marks=[pytest.mark.long]
-            if engine in ("module", "transformers") or (engine == "module_waves" and covered)
+            if engine in ("module", "transformers")
+            or (engine == "module_waves" and (covered or family not in ("gpt_oss", "qwen3_5")))
             else [],
         )
         for family, (_, _, _, covered) in FAMILIES.items()
@@ -99,7 +100,7 @@ def test_greedy_equals_generate(family: str, engine: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", first(1, ["graph", "decoder"]))
-@pytest.mark.parametrize("family", first(4, NEWER))
+@pytest.mark.parametrize("family", first(1, NEWER))
 def test_greedy_tokens_stay_equal_over_long_completions(family: str, engine: str) -> None:
     """64 rows of 200 tokens, 25 times as long as the window of those that have one."""
     prompts = prompts_of()
@@ -142,12 +143,17 @@ def test_sampled_log_probs_are_the_forwards(family: str, make: Make) -> None:
     "params",
     [
         SamplingParams(max_new_tokens=20, seed=1),
-        SamplingParams(max_new_tokens=20, seed=1, top_p=0.9, top_k=20),
-        SamplingParams(max_new_tokens=20, seed=1, top_p=0.5, min_new_tokens=3),
-        SamplingParams(max_new_tokens=20, seed=1, min_p=0.01),
         GREEDY,
+        *first(
+            0,
+            [
+                SamplingParams(max_new_tokens=20, seed=1, top_p=0.9, top_k=20),
+                SamplingParams(max_new_tokens=20, seed=1, top_p=0.5, min_new_tokens=3),
+                SamplingParams(max_new_tokens=20, seed=1, min_p=0.01),
+            ],
+        ),
     ],
-    ids=["plain", "top_k", "top_p", "min_p", "greedy"],
+    ids=["plain", "greedy", "top_k", "top_p", "min_p"],
 )
 def test_ids_that_the_tokenizer_lacks_are_never_sampled(make: Make, params: SamplingParams) -> None:
     """A head padded beyond the tokenizer: its rows stay in the softmax, as in training, and no text is made of them."""
@@ -325,7 +331,7 @@ def test_weights_changed_by_an_optimizer_step_are_seen(make: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dora", first(1, [False, True]))
 def test_lora_is_active_and_followed(dora: bool, make: Make) -> None:
     from peft import LoraConfig, get_peft_model
 
