@@ -40,6 +40,8 @@ def main() -> None:
         if word in arguments:
             os.environ[f"ALGORIST_{word[2:].upper()}"] = "1"
     arguments = [a for a in arguments if a not in ("--debug", "--trust")] + rest
+    if arguments[:1] == ["help"] or arguments[1:] == ["-h"]:
+        arguments = [*(word for word in arguments if word not in ("help", "-h")), "--help"]
     if arguments in ([], ["--help"], ["-h"]):
         print(_help())
         sys.exit(0)

@@ -126,7 +126,12 @@ def new(
     choose = partial(
         _choose, file, model=name_of_model, trial=trial, minutes=minutes, teacher=teacher, quiet=as_json
     )
-    written = write_files(file, name or name_for(data), name_of_model, hardware, choose)
+    try:
+        written = write_files(file, name or name_for(data), name_of_model, hardware, choose)
+    except DataError:
+        if not as_json:
+            say("\n".join(map(str, _answers(file))), stderr=True)
+        raise
     return Written(
         files=list(map(str, written.files)),
         columns=file.columns,

@@ -87,6 +87,9 @@ def solve(
         why = "a server is asked for one completion" if endpoint else greedy
         raise ConfigError(f"--n {samples}: {why}; leave --{'endpoint' if endpoint else 'temperature'} out")
 
+    if save:  # a place that cannot be written is said before anything is computed
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.open("a").close()
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     if not questions and file is None and sys.stdin.isatty() and endpoint is None and not as_json:
         solver = load_solver(model, prompt_format, template, read_tools(tools, no_tools))

@@ -419,6 +419,10 @@ def _explain(item: Any, sft_only: bool) -> str:
         choices = re.findall(r"'([^']*)'", expected)
         return f"{dotted}.mode is '{tag}'.{nearest(tag, choices)} Expected {' or '.join(choices)}"
     got = item.get("input")
+    if item["type"] == "list_type":
+        return f"{dotted} is {got!r}; expected a list, in brackets: {dotted}=[…]"
+    if item["type"] in ("model_type", "dict_type"):
+        return f"{dotted} is {got!r}; expected a section, as {{KEY: VALUE}}, or one of its keys: {dotted}.KEY=VALUE"
     shown = f" (got {got!r})" if not isinstance(got, dict) and len(repr(got)) < 80 else ""
     if item["type"] == "literal_error":
         shown += nearest(str(got), re.findall(r"'([^']*)'", item["ctx"]["expected"]))

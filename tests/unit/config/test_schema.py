@@ -238,6 +238,18 @@ def test_a_run_may_be_called_by_a_number() -> None:
     assert load_recipe("smoke-cpu", ["run_name=1"]).recipe.run_name == "1"
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("rewards=correct", r"rewards is 'correct'; expected a list, in brackets: rewards=\[…\]"),
+        ("grpo=5", r"grpo is 5; expected a section, as \{KEY: VALUE\}, or one of its keys: grpo.KEY=VALUE"),
+    ],
+)
+def test_a_value_of_another_form_is_answered_with_the_form(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_recipe("quickstart", [setting])
+
+
 @pytest.mark.parametrize("stage", ["sft", "grpo"])
 def test_two_lengths_on_the_command_line_are_refused(stage: str) -> None:
     with pytest.raises(ConfigError, match=rf"{stage}.max_steps and {stage}.epochs both say how long"):
