@@ -116,7 +116,7 @@ def main() -> None:
     """Print and save the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--ways", nargs="+", default=["LoRA", "all"])
+    parser.add_argument("--ways", nargs="+", default=["LoRA", "all"], choices=["LoRA", "all"])
     parser.add_argument("--types", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--prompts", nargs="+", type=int, default=[100, 1000])
     parser.add_argument("--one", action="store_true", help="one case, in this process, as JSON")

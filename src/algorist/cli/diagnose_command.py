@@ -37,7 +37,7 @@ class Diagnosis(Result):
     not_explained: Annotated[str, "accuracy that did not rise, without a finding"]
     why_too_little: str
     gained: str
-    cut_off: Annotated[float, "share of rollouts"]
+    cut_off: float
     shown: Any
 
     def view(self, width: int) -> View:

@@ -34,8 +34,11 @@ def test_a_busy_process_takes_more_of_the_processor_than_one_that_sleeps() -> No
     hardware = Hardware()
     busy(0.3)
     working = hardware.read()["hardware/cpu_percent"]
-    time.sleep(0.3)
-    sleeping = hardware.read()["hardware/cpu_percent"]
+    asleep = []
+    for _ in range(3):  # other threads of this process may wake up once
+        time.sleep(0.2)
+        asleep.append(hardware.read()["hardware/cpu_percent"])
+    sleeping = min(asleep)
     assert 10 < working <= 120, working  # other processes may hold the core
     assert 0 <= sleeping < 0.5 * working, (sleeping, working)
 
