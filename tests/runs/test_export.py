@@ -94,6 +94,22 @@ def test_merged_equals_unmerged(run: Path, tmp_path: Path, stage: str) -> None:
     assert "library_name: transformers" in card and "peft" not in card.partition("## Data")[0]
 
 
+def test_a_merged_model_ends_where_it_was_taught_to(run: Path, tmp_path: Path) -> None:
+    """Its base's generation ends with another token, as a base model's does under a chat tokenizer."""
+    shutil.copytree(run.parent, tmp_path / "all")
+    base = tmp_path / "all" / "base"
+    settings = json.loads((base / "generation_config.json").read_text())
+    (base / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": 7}))
+    final = tmp_path / "all/r/sft/final"
+    adapter = json.loads((final / "adapter_config.json").read_text())
+    (final / "adapter_config.json").write_text(json.dumps(adapter | {"base_model_name_or_path": str(base)}))
+    export(final, tmp_path / "merged", merge=True)
+    taught = load_policy(base, device=CPU).tokenizer.eos_token_id
+    assert json.loads((tmp_path / "merged/generation_config.json").read_text())["eos_token_id"] == [7, taught]
+    export(final, tmp_path / "given")
+    assert "eos_token_id=tokenizer.eos_token_id" in (tmp_path / "given" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     "modules", [["q_proj", "embed_tokens"], ["q_proj", "lm_head"], ["embed_tokens", "lm_head"]]
 )

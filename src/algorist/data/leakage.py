@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from algorist.types import Problem
 
-_WORDS = re.compile(r"\w+|[+*/^=<>×÷−]|(?<![^\W\d])-(?=\s*[\w(\\])")
-"""Words, and signs; a hyphen after a letter is none."""
+_WORDS = re.compile(r"\d+(?:[.,]\d+)+|\w+|[+*/^=<>×÷−√%|()\[\]]|(?<=[\d)])!|(?<![^\W\d])-(?=\s*[\w(\\])")
+"""Words, numbers with their points, brackets and signs; a hyphen after a letter is none."""
 KINDS = ("exact", "numbers_changed", "ngram")
 
 
@@ -52,12 +52,12 @@ def shared_questions(
 
 
 def normal(text: str) -> str:
-    """Return a text's words and signs of arithmetic in lower case, one space between them: 4 - 1 is not 4 + 1."""
+    """Return a text's words, numbers and signs in lower case, one space between them: 4 - 1 is not 4 + 1, nor 2(3 + 4) 2·3 + 4."""
     return " ".join(_WORDS.findall(text.lower()))
 
 
 def _without_numbers(text: str) -> str:
-    return re.sub(r"\d+( \d+)*", "0", text)
+    return re.sub(r"\d[\d.,]*( \d[\d.,]*)*", "0", text)
 
 
 def _runs(text: str, words: int) -> list[tuple[str, ...]]:

@@ -370,7 +370,8 @@ def majority_at_k(votes: Sequence[tuple[Hashable | None, bool]], k: int) -> floa
         best = max(counts.values())
         winners = [answer for answer, count in counts.items() if count == best]
         return sum(answer in right for answer in winners) / len(winners)
-    return sum(_wins(counts, answer, silent, k) for answer in right) / math.comb(n, k)
+    wins = sum(_wins(counts, answer, silent, k) for answer in right)
+    return min(1.0, wins / math.comb(n, k))  # shares of ties are rounded
 
 
 def _wins(counts: Counter[Hashable], answer: Hashable, silent: int, k: int) -> float:

@@ -99,7 +99,7 @@ def integer(completion: str, *, tags: Tags = REASONING_TAGS) -> float:
 def reasoning_steps(completion: str, *, steps: int = 3) -> float:
     """The number of marked steps, up to ``steps``, as a share of it.
 
-    Marks are "Step 1:", a number with a dot or a hyphen or an asterisk at the start of a line, and "First,",
+    Marks are "Step 1:", a number with a dot, or a hyphen or an asterisk after a line's end, and "First,",
     "Second,", "Next,", "Finally,".
     """
     return min(1.0, len(_STEPS.findall(completion)) / max(1, steps))

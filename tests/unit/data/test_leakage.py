@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from algorist.data.leakage import shared_questions
+import pytest
+
+from algorist.data.leakage import overlap, shared_questions
 from algorist.types import Problem
 
 TRAIN = [
@@ -34,6 +36,21 @@ def test_each_kind_is_found_once() -> None:
     assert not shared_questions(problems(["1 + 1"]), problems(["2 + 2"]))[
         "numbers_changed"
     ]  # no words to share
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2*(3+4)", "(2*3)+4"),
+        ("on [0,1)", "on (0,1]"),
+        ("3.5 km", "3 5 km"),
+        ("What is 5!?", "What is 5?"),
+        ("10% of 8", "10 of 8"),
+    ],
+)
+def test_brackets_points_and_signs_make_another_question(one: str, other: str) -> None:
+    assert overlap(problems([one]), problems([other])) == []
+    assert len(overlap(problems([one]), problems([f" {one.upper()} "]))) == 1
 
 
 def test_the_command_counts_with_intervals(tmp_path: Path, verb: Any) -> None:

@@ -403,3 +403,10 @@ def test_the_four_outputs_of_the_original_test() -> None:
     assert (found["format"].value, found["greedy_accuracy"].value) == (0.75, 0.5)
     assert (found["reasoning_present"].value, found["reward"].value) == (0.75, 3.375)
     assert found["mean_reasoning_characters"].value == 3 * len("15 times 23.") / 4
+
+
+def test_a_majority_of_many_right_answers_is_no_more_than_all() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        votes = [(str(number), True) for number in draw.integers(0, 26, 64)]
+        assert 1 - 1e-9 < majority_at_k(votes, 16) <= 1

@@ -16,6 +16,7 @@ from algorist.models.load import load_policy
 from algorist.models.precision import DTYPES
 from algorist.prompts.attached import attached
 from algorist.prompts.chat import encode_prompt
+from algorist.rollouts.model_info import ModelSetting
 from algorist.store.safe_text import first_line, one_line
 from algorist.store.stages import checkpoints
 
@@ -207,6 +208,8 @@ def _merge(folder: Path, target: Path, dtype: str) -> None:
     kind = DTYPES[dtype] if dtype != "auto" else AutoConfig.from_pretrained(base).dtype or torch.float32
     merged = policy.model.merge_and_unload(safe_merge=True).to(kind)
     merged.config.dtype = kind
+    # What SFT taught as the end is the tokenizer's; the base's generation may end with another token alone.
+    merged.generation_config.eos_token_id = [*ModelSetting(merged, policy.tokenizer).eos_token_ids]
     merged.save_pretrained(str(target))
     policy.tokenizer.save_pretrained(str(target))
 
