@@ -61,7 +61,8 @@ def load_problems(
         table = read_table(Path(section.pass_rates).expanduser())
         problems = within(problems, section.pass_rate, table, section.name)
     if section.unique:
-        once = list({p.question: p for p in reversed(problems)}.values())[::-1]
+        first: dict[str, Problem] = {}
+        once = [first.setdefault(p.question, p) for p in problems if p.question not in first]
         _say_left_out(section.name, len(problems), len(once), "they repeat a question")
         problems = once
     if section.shuffle_seed is not None:

@@ -193,8 +193,12 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
 
 
 def _votes(group: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, bool]]:
-    """Return (answer, correct) of each sample; answers of equal value are one, in the words of the first, as in ``solve --vote``."""
-    names = _names([row["extracted"] for row in group], lambda a, b: grade(a, b).correct)
+    """Return (answer, correct) of each sample; answers of equal value and verdict are one, in the words of the first.
+
+    A checker, or a matcher by words, may find one of two equal values right and the other wrong.
+    """
+    right = {row["extracted"]: bool(row["correct"]) for row in group}
+    names = _names(list(right), lambda a, b: right[a] == right[b] and grade(a, b).correct)
     return [(names.get(row["extracted"]), bool(row["correct"])) for row in group]
 
 

@@ -215,12 +215,11 @@ def load_policy(
 
 
 def policy_of(model: Path | str, *, device: torch.device, like: ModelSection | None = None) -> Policy:
-    """Load a model that is only asked, by its folder or hub name; ``like`` as for ``load_policy``."""
-    folder = Path(model).expanduser()
-    if isinstance(model, Path) or folder.is_dir():
+    """Load a model that is only asked, by its folder or hub name; ``like`` as for ``load_policy``, with its template if it names the model."""
+    folder, own = Path(model).expanduser(), like if like is not None and like.name == str(model) else None
+    if not (own and own.chat_template) and (isinstance(model, Path) or folder.is_dir()):
         return load_policy(folder, device=device, like=like)
-    section = like if like is not None and like.name == model else ModelSection(name=model)
-    return make_policy(section, device=device, seed=0, trained=False)
+    return make_policy(own or ModelSection(name=str(model)), device=device, seed=0, trained=False)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

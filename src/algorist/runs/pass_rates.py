@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def protocol_of(recipe: Recipe) -> dict[str, Any]:
     grpo, checker = recipe.grpo, recipe.data.train.checker
     return {
         **({"checker": code_of(checker.rpartition(":")[0])} if checker else {}),
+        **({"chat_template": template} if (template := template_of(recipe)) else {}),
         "temperature": grpo.temperature,
         "top_p": grpo.top_p,
         **{key: value for key in ("top_k", "min_p", "stop_strings") if (value := getattr(grpo, key))},
@@ -35,6 +37,12 @@ def protocol_of(recipe: Recipe) -> dict[str, Any]:
         "matcher": recipe.matcher,
         "revision": recipe.model.revision,
     }
+
+
+def template_of(recipe: Recipe) -> str:
+    """Return the recipe's chat template, of a file its hash; an empty text where it is the model's own."""
+    template = recipe.model.chat_template or ""
+    return code_of(template) if os.path.isfile(template) else template  # noqa: PTH113 (Path.is_file raises for a text too long for a name)
 
 
 def with_pass_rates(recipe: Recipe, form: PromptFormat) -> Recipe:

@@ -24,6 +24,7 @@ from algorist.rewards import RewardSet
 from algorist.rollouts import make_engine
 from algorist.runs.asking import attach_asking
 from algorist.runs.draft import Draft
+from algorist.runs.pass_rates import template_of
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.atomic import replace_text
 from algorist.store.run_folder import environment
@@ -63,7 +64,8 @@ def sample_problems(
         "stop_strings": tuple(recipe.grpo.stop_strings or ()),
     }
     setting = EvaluationSetting(samples=samples, matcher=recipe.matcher, seed=seed, **same, **more)
-    progress = Progress(keep, mark_of(recipe.model.name, problems, form, setting, [], rewards))
+    mark = mark_of(recipe.model.name, problems, form, setting, [], rewards) + template_of(recipe)
+    progress = Progress(keep, mark)
     engine = make_engine(recipe.grpo.engine, policy.model, policy.tokenizer, section=recipe.grpo)
     beside: dict[str, Any] = {"rewards": rewards, "progress": progress, "on_progress": on_progress}
     rows = evaluate(engine, policy.tokenizer, problems, form, setting, greedy=False, **beside)

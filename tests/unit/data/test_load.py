@@ -404,3 +404,9 @@ def test_longer_chats_are_refused(tmp_path: Path, turns: Any) -> None:
         match=r"row 1 has chat messages .of more than one question and one reply. or an object where a text",
     ):
         load_problems(section(name="local", path=jsonl(tmp_path, [{"messages": chat(*turns)}])))
+
+
+def test_repeated_questions_stay_where_they_are_first(tmp_path: Path) -> None:
+    rows = [{"question": name, "answer": str(number)} for number, name in enumerate("ABCA")]
+    problems = load_problems(section(name="local", path=jsonl(tmp_path, rows), unique=True, limit=2))
+    assert [(p.question, p.answer) for p in problems] == [("A", "0"), ("B", "1")]

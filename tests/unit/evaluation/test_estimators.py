@@ -410,3 +410,13 @@ def test_a_majority_of_many_right_answers_is_no_more_than_all() -> None:
     for _ in range(20):
         votes = [(str(number), True) for number in draw.integers(0, 26, 64)]
         assert 1 - 1e-9 < majority_at_k(votes, 16) <= 1
+
+
+def test_a_majority_of_wrong_answers_is_wrong_though_a_right_one_has_their_value() -> None:
+    """Make 14 from 2, 3 and 4: 7 · 2 is not allowed."""
+    answers = ["7 * 2"] * 6 + ["2 + 3 * 4", "14"]
+    rows = [
+        {"problem_id": "p", "greedy": False, "correct": answer == "2 + 3 * 4", "extracted": answer}
+        for answer in answers
+    ]
+    assert summarise(rows, ks=(8,))["maj@8"].value == 0

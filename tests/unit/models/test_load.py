@@ -25,13 +25,14 @@ from algorist.extensions.vllm.engine import llm_arguments
 from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSection
 from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
 from algorist.models.attention import FLASH, describe, pick_attention, set_attention, takes_flash
-from algorist.models.load import load_policy, make_policy
+from algorist.models.load import load_policy, make_policy, policy_of
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
 from algorist.runs.asking import recipe_format
 from algorist.runs.begin import settings_at_start, without_adapter
+from algorist.runs.pass_rates import table_path
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import why_no_adapter
 from algorist.training.batch import Batch
@@ -363,3 +364,19 @@ def test_a_model_from_scratch_in_16_bits_is_the_one_that_its_folder_holds(tmp_pa
     read = load_policy(tmp_path, device=CPU, dtype=getattr(torch, dtype))
     rows = torch.arange(64).view(1, 64) % 90
     assert torch.equal(made.model(rows).logits, read.model(rows).logits)
+
+
+def test_a_folder_that_the_recipe_names_is_asked_with_the_recipes_template(tmp_path: Path) -> None:
+    """The table of pass rates has another name then."""
+    made = make_policy(tiny(), device=CPU, seed=0, texts=TEXTS)
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    template = "{% for m in messages %}{{ m['content'] }} ->{% endfor %}"
+    recipes = [
+        load_recipe("quickstart", [f"model.name={tmp_path}", *more]).recipe
+        for more in ([], [f'model.chat_template="{template}"'])
+    ]
+    own, other = (policy_of(tmp_path, device=CPU, like=recipe.model).tokenizer for recipe in recipes)
+    assert other.chat_template == template and own.chat_template != template
+    assert policy_of(tmp_path, device=CPU).tokenizer.chat_template == own.chat_template
+    assert len({table_path(recipe, recipe_format(recipe)) for recipe in recipes}) == 2
