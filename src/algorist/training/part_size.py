@@ -27,6 +27,7 @@ from algorist.training.batch import Batch
 from algorist.training.head_tiles import TILE_COLUMNS, TILE_ROWS
 from algorist.training.lm_head import CACHE_BYTES, CHUNK_ELEMENTS
 from algorist.training.log_probs import LogProbs, packed_log_probs, plain_log_probs, recomputes
+from algorist.training.packed import NotPackable
 
 log = logging.getLogger("algorist.training.part_size")
 
@@ -96,10 +97,9 @@ def _kept(model: Any, tokens: int) -> int:
     def forward() -> Tensor:
         autocast = contextlib.nullcontext() if shapes_only else autocast_of(model, device)
         mask = torch.ones(1, half, dtype=torch.bool, device=device)
-        row = [1] * half
-        batch = Batch([row], [row], [0], torch.zeros(1, device=device), mask)
+        batch = Batch([[1] * half], [[1] * half], [0], torch.zeros(1, device=device), mask)
         if LogProbs(verify=False).why_plain(model, batch) is None:
-            with autocast:
+            with autocast, contextlib.suppress(NotPackable):  # found out by its attention's first call
                 return packed_log_probs(model, batch)[0].sum()
         if not shapes_only:
             return plain_log_probs(model, batch, autocast=lambda: autocast)[0].sum()

@@ -31,18 +31,21 @@ from transformers import (
     SmolLM3Config,
 )
 
+from algorist.models.precision import Precision
 from algorist.training import attention_kernels
 from algorist.training.attention_kernels import cpu_backward, cpu_forward
 from algorist.training.batch import Batch
 from algorist.training.lm_head import completion_log_probs
 from algorist.training.log_probs import LogProbs, packed_log_probs, plain_log_probs, stop_recomputing
-from algorist.training.packed import pack
+from algorist.training.packed import NotPackable, pack
+from algorist.training.part_size import kept_per_token
 from algorist.training.shared_prefix import (
     _Row,
     _SharedPrefixAttention,
     packed_attention,
     reference_attention,
 )
+from tests.unit.rollouts.rollout_models import build as build_family
 
 VOCAB = 60
 LOCAL = ["sliding_attention", "full_attention"]
@@ -469,3 +472,11 @@ def test_recomputing_is_switched_off_under_either_name() -> None:
     for name in ("gradient_checkpointing_disable", "activation_checkpointing_disable"):
         stop_recomputing(SimpleNamespace(**{name: lambda name=name: calls.append(name)}))
     assert calls == ["gradient_checkpointing_disable", "activation_checkpointing_disable"]
+
+
+def test_memory_is_measured_of_a_model_whose_attention_cannot_be_packed() -> None:
+    """GPT-OSS's has sinks, which its first call shows: no run of it began."""
+    model = build_family("gpt_oss")
+    with pytest.raises(NotPackable, match="attention with s_aux"):
+        packed_log_probs(model, rows())
+    assert kept_per_token(model, Precision(torch.float32, torch.float32)) > 0
