@@ -70,7 +70,7 @@ def test_diagnose_says_what_a_run_without_a_fault_gained(tmp_path: Path) -> None
     seen = {"grpo_steps": 40, "rollouts": 5120, "metric_lines": 304}
     head, rules, last = Diagnosis(
         run="runs/r", healthy=True, looked_at=seen, missing_tags={}, moved=[], findings=[], not_explained="", why_too_little="",
-        gained=gain, shown=[],
+        gained=gain, cut_off=0.0, shown=[],
     ).view(80)  # fmt: skip
     assert (
         getattr(head, "text", "") == "runs/r: no known fault"

@@ -123,6 +123,12 @@ def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
     from algorist.config.load import load_recipe, recipe_names
 
     folder, words = Path(name).expanduser(), overrides or []
+    keys = {word.partition("=")[0] for word in words if not word.endswith("=null")}
+    for stage in STAGES:
+        if {f"{stage}.max_steps", f"{stage}.epochs"} <= keys:
+            raise ConfigError(
+                f"{stage}.max_steps and {stage}.epochs both say how long; max_steps wins: leave one out"
+            )
     if name not in recipe_names() and _is_run(folder):
         name, folder = str(folder / "config.yaml"), folder.resolve()
         words = [f"output_dir={folder.parent}", f"run_name={folder.name}", *words]

@@ -21,7 +21,6 @@ from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSecti
 from algorist.config.yaml_text import ends_in_comment, leaves, read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError, check_known, nearest
 from algorist.store.redact import refuse_secrets
-from algorist.store.stages import STAGES
 from algorist.store.trust import refuse_foreign_code
 from algorist.user_code import load_plugins
 
@@ -87,11 +86,6 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         layer = _over(layer, _read_with_parents(parent, ()))
     values, origins = layer
     changes = [(key, value) for key, value in changes if key != "extends"]
-    for stage in STAGES:
-        if all(dict(changes).get(f"{stage}.{key}") is not None for key in ("max_steps", "epochs")):
-            raise ConfigError(
-                f"{stage}.max_steps and {stage}.epochs both say how long; max_steps wins: leave one out"
-            )
     named = {key.removesuffix(".name"): value for key, value in changes if NAMED.fullmatch(key)}
     origins = _drop_former(values, origins, named)
     origins = _drop_wording(values, origins, dict(changes).get("model.name"))

@@ -10,6 +10,7 @@ import torch
 from algorist.evaluation.console import lines_of
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import Alone, EvaluationSetting, Peers
+from algorist.models.precision import on_gpu
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import ENGINES, auto_engine
 from algorist.training.distributed import whole_weights
@@ -28,7 +29,9 @@ def evaluate_stage(run: Run, stage: str, step: int | None = None) -> dict[str, A
     """
     engine = run.recipe.eval.engine or run.recipe.grpo.engine
     alone = ENGINES.get(engine).own_device or run.recipe.eval.device is not None
-    with whole_weights(run.loaded().model), torch.random.fork_rng(), run.times.of("evaluation"):
+    device = next(run.loaded().model.parameters()).device
+    random_state = torch.random.fork_rng(devices=[device] if on_gpu(device) else [])
+    with whole_weights(run.loaded().model), random_state, run.times.of("evaluation"):
         if alone:
             return run.processes.from_main(lambda: _evaluate(run, stage, step, Alone()))
         return _evaluate(run, stage, step, run.processes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from algorist.cli.arguments import find_model
+from algorist.cli.arguments import find_model, read_recipe
 from algorist.errors import CheckpointError, ConfigError
 
 
@@ -44,3 +44,13 @@ def test_a_mistyped_run_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=r"no run or model at 'runs/quikstart'\. Did you mean 'quickstart'"):
         find_model("runs/quikstart")
     assert find_model("Qwen/Qwen2.5-0.5B") == ("Qwen/Qwen2.5-0.5B", None)
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_two_lengths_on_the_command_line_are_refused(stage: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{stage}.max_steps and {stage}.epochs both say how long"):
+        read_recipe("quickstart", [f"{stage}.max_steps=5", f"{stage}.epochs=2"])
+    assert (
+        getattr(read_recipe("quickstart", [f"{stage}.max_steps=null", f"{stage}.epochs=2"]), stage).epochs
+        == 2
+    )

@@ -248,11 +248,3 @@ def test_a_run_may_be_called_by_a_number() -> None:
 def test_a_value_of_another_form_is_answered_with_the_form(setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_recipe("quickstart", [setting])
-
-
-@pytest.mark.parametrize("stage", ["sft", "grpo"])
-def test_two_lengths_on_the_command_line_are_refused(stage: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{stage}.max_steps and {stage}.epochs both say how long"):
-        load_recipe("quickstart", [f"{stage}.max_steps=5", f"{stage}.epochs=2"])
-    recipe = load_recipe("quickstart", [f"{stage}.max_steps=null", f"{stage}.epochs=2"]).recipe
-    assert getattr(recipe, stage).epochs == 2
