@@ -17,6 +17,7 @@ from algorist.cli.explain import describe, explain, settings_page
 from algorist.config import load_recipe, recipe_names
 from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
+from algorist.store.read import rollouts
 from algorist.store.run_log import Quiet
 from tests.marks import first
 from tests.warm import PYTHON
@@ -398,3 +399,14 @@ def test_control_tokens_in_the_data_are_counted(verb: Any, tmp_path: Path) -> No
     assert "<|im_end|> <|im_start|>" in out and "<start_of_turn> <｜end▁of▁sentence｜>" in out
     code, out, _ = verb("data", "check", "local", "--path", "c.jsonl", "--json")
     assert [row["tokens"] for row in json.loads(out)["control_tokens"]][1] == "</s>"
+
+
+def test_diagnose_judges_the_runs_own_evaluations_alone(tmp_path: Path, verb: Any) -> None:
+    short = ("threads=1", "sft.max_steps=1", "grpo.max_steps=2", "eval.samples=0", f"output_dir={tmp_path}")
+    folder = run_recipe(load_recipe("smoke-cpu", [*short, "run_name=r"]).recipe, display=Quiet()).folder.path
+    trained = sorted({row["question"] for row in rollouts(folder, limit=None)})[:4]
+    file = tmp_path / "trained.jsonl"
+    file.write_text("".join(json.dumps({"question": text, "answer": "1"}) + "\n" for text in trained))
+    code, _, err = verb("eval", str(folder), "--data", str(file), "--samples", "0")
+    assert code == 0, err
+    assert "held_out_leaks" not in verb("diagnose", str(folder))[1]
