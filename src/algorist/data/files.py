@@ -78,8 +78,9 @@ def hub_is_away() -> str:
     hub = urlsplit(constants.ENDPOINT)
     if constants.HF_HUB_OFFLINE or not hub.hostname or getproxies():
         return ""
+    port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname, hub.port or 443), timeout=5).close()
+        socket.create_connection((hub.hostname, port), timeout=5).close()
     except OSError as error:
         constants.HF_HUB_OFFLINE = True
         return f"{hub.hostname}: {error.strerror or error}"

@@ -204,9 +204,7 @@ def load_policy(
     with _in_words(str(folder)):
         converted = loadable_name(str(folder)) != str(folder)
     if not converted and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} holds no model: neither config.json nor adapter_config.json is there"
-        )
+        raise CheckpointError(f"{folder} holds no model: neither config.json nor adapter_config.json")
     section = section.model_copy(update={"name": str(folder)})
     model, tokenizer = _pretrained(section, device, trained=trainable, dtype=dtype)
     if not on_host:
@@ -486,11 +484,8 @@ def keep_base(policy: Policy, folder: Path) -> None:
     if (folder / "config.json").is_file():
         return
     base = policy.model.get_base_model()
-    weights = {
-        name.replace(".base_layer.", "."): value
-        for name, value in base.state_dict().items()
-        if "lora_" not in name
-    }
+    states = base.state_dict().items()
+    weights = {name.replace(".base_layer.", "."): value for name, value in states if "lora_" not in name}
     partial = folder.with_name(f"{folder.name}.partial")
     base.save_pretrained(partial, state_dict=weights)
     policy.tokenizer.save_pretrained(partial)

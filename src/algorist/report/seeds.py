@@ -91,9 +91,7 @@ def proof_of(gains: Sequence[Sequence[float]], most: int) -> dict[str, Any]:
     seen: dict[str, Any] = {"gain": float(table.mean()), "p_seeds": None, "p_problems": None, "level": level}
     if len(table) < LEAST:
         return seen | {"sure": False}
-    by_chance = math.sqrt(
-        table.var(1).mean() / table.shape[1]
-    )  # what sampling of problems alone lets a seed's mean differ by
+    by_chance = math.sqrt(table.var(1).mean() / table.shape[1])  # of a seed's mean, by its problems alone
     p_seeds, p_problems = _student_p(table.mean(1), least_sd=by_chance), _student_p(table.mean(0))
     return seen | {"p_seeds": p_seeds, "p_problems": p_problems, "sure": max(p_seeds, p_problems) <= level}
 

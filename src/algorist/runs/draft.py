@@ -85,10 +85,8 @@ class Draft:
         recipe = with_pass_rates(recipe, form)
         looks = in_folder and os.environ.get("RANK", "0") == "0"  # other machines do not have the folder
         if looks and recipe.path.is_dir():
-            with RunFolder(
-                recipe.path
-            ).lock():  # refuses a folder that another process trains in, before torch is loaded
-                pass
+            with RunFolder(recipe.path).lock():
+                pass  # another process that trains there is refused before torch is loaded
         inputs = inputs_of(recipe) if looks else {}
         before = settings_at_start(recipe, inputs, resume=resume) if looks else None
         remarks = tuple(note.getMessage() for note in notes if note.levelno >= logging.WARNING)
