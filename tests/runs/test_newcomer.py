@@ -126,9 +126,11 @@ def test_grpo_on_a_model_of_ones_own_loads_no_demonstrations(verb: Any) -> None:
     assert code == 0 and "demonstrations" not in out and "SFT is skipped" not in out + err
     assert "eval grpo: accuracy" in out and "greedy accuracy:" not in out  # said once
     code, out, err = verb("run", "smoke-cpu", "--only", "grpo", *words, "eval.enabled=false", "run_name=c")
-    assert (
-        code == 0 and "warning: SFT is skipped" in out
-    )  # nobody said that the tiny model is to be trained as it is
+    # Nobody said that the tiny model is to be trained as it is.
+    assert code == 0 and "warning: SFT is skipped" in out
+    _, out, err = verb("run", "runs/b", "run_name=d")  # a run's folder as recipe: no SFT on top of b's own
+    assert "runs/b was made with --only grpo" in err and "SFT" not in out
+    assert not (Path("runs/d") / "sft").exists() and (Path("runs/d") / "grpo").is_dir()
 
 
 @pytest.mark.slow

@@ -110,11 +110,12 @@ def test_preflight_audits_rewards_of_the_users_own(verb: Any, tmp_path: Path) ->
     words = ("preflight", "smoke-cpu", "--minutes", "0", "--no-trial", rewards)
     code, out, err = verb(*words, "--json")
     assert code == 0, err
-    audit = json.loads(out)["audit"]
-    assert audit["short"] == [] and "correct" not in audit
-    assert any(fault.startswith("an answer that is nearly the gold answer") for fault in audit["near"])
+    seen = json.loads(out)["audit"]
+    assert "fault" not in seen["short"] and "correct" not in seen
+    assert any("nothing: earns 1" in text for text in seen["short"]["note"])
+    assert any(text.startswith("an answer that is nearly the gold answer") for text in seen["near"]["fault"])
     _, out, _ = verb(*words)
-    assert "reward short" in out and "algorist rewards audit" in out
+    assert "reward short" in out and "algorist rewards audit" in out and "note: nothing: earns 1" in out
     _, out, _ = verb(*words[:-1])
     assert "rewards audit" not in out
 
@@ -133,4 +134,4 @@ def test_a_reward_whose_process_always_ends_is_a_finding(verb: Any, tmp_path: Pa
     words = (f"rewards=[correct, {{name: '{file}:gone', weight: 0.1}}]", "--minutes", "0", "--no-trial")
     code, out, err = verb("preflight", "smoke-cpu", *words, "--json")
     assert code == 0, err
-    assert any("3 times in a row" in fault for fault in json.loads(out)["audit"]["gone"])
+    assert any("3 times in a row" in fault for fault in json.loads(out)["audit"]["gone"]["fault"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,6 +135,20 @@ def read_recipe(name: str, overrides: list[str] | None) -> Recipe:
         name, folder = str(folder / "config.yaml"), folder.resolve()
         words = [f"output_dir={folder.parent}", f"run_name={folder.name}", *words]
     return load_recipe(name, words).recipe
+
+
+def stage_alone(name: str, words: Sequence[str]) -> str | None:
+    """Return the stage that a run was made of alone (``--only``), where its folder is the recipe of another run that names no stages."""
+    from algorist.store.run_folder import RunFolder
+
+    folder, named = Path(name).expanduser(), {f"{stage}.enabled" for stage in STAGES}
+    if not _is_run(folder) or named & {word.partition("=")[0] for word in words}:
+        return None
+    run = RunFolder(folder)
+    made = shlex.split(str((run.read_json("environment.json") or {}).get("command") or ""))
+    alone = [stage for stage in STAGES if ("--only", stage) in pairwise(made) or f"--only={stage}" in made]
+    others = set(STAGES) - set(alone)
+    return alone[0] if alone and not others & run.stages().keys() else None
 
 
 def find_model(model: str | None, runs: Path = Path("runs")) -> tuple[Path | str, Path | None]:

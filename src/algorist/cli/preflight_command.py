@@ -45,7 +45,7 @@ class Preflighted(Result):
     memory_limit: Annotated[int, "bytes of the device"]
     planned: Annotated[dict[str, Any], "stage → changes where it cannot fit"]
     tokenization: Annotated[dict[str, Any], "of prompt and tags"]
-    audit: Annotated[dict[str, Any], "own reward → faults"]
+    audit: Annotated[dict[str, Any], "own reward → fault, note: what was seen"]
     extensions: Annotated[dict[str, Any], "name → rows, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
     result: Any
@@ -66,7 +66,7 @@ class Preflighted(Result):
             yield "nothing to change that can be known before SFT"
             if self.sampling:
                 yield "pass rates and completions above are the model's before SFT; after it: --model RUN/sft/final"
-        elif not self.advice and any(self.audit.values()):
+        elif not self.advice and any("fault" in seen for seen in self.audit.values()):
             yield "change the reward first (see above)"
         elif not self.advice and self.sampling.get("judged"):
             yield Line("nothing to change", "bold green")
@@ -205,10 +205,10 @@ def _counts(seen: Preflight) -> dict[str, str]:
         f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}"
     )
     rows["gold answers"] = f"{seen.golds['readable_share']:.1%} readable"
-    for name, faults in seen.audit.items():
-        rows[f"reward {name}"] = (
-            "; ".join(faults) or "no fault in what it pays for right and wrong completions"
-        )
+    for name, audited in seen.audit.items():
+        faults = audited.get("fault", ["no fault in what it pays for right and wrong completions"])
+        notes = [f"note: {text}" for text in audited.get("note", [])]
+        rows[f"reward {name}"] = "; ".join([*faults, *notes])
     if any(seen.audit.values()):
         rows["in full"] = "algorist rewards audit file.py:function"
     return rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe
+from algorist.cli.arguments import Overrides, RecipeArgument, Resume, read_recipe, stage_alone
 from algorist.cli.session import (
     CONFIGS,
     Stopped,
@@ -18,7 +18,7 @@ from algorist.cli.session import (
     stopped_at_once,
     work,
 )
-from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, render, verb
+from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, note, render, verb
 from algorist.errors import ConfigError, check_known
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
@@ -103,10 +103,14 @@ def run(
     grpo.batch_size=8 · Next: algorist solve 'Sam has 17 coins. Sam loses 2. Sam gives 2 to Lea. How many coins does
     Sam have now?'
     """
+    words = list(overrides or [])
+    if only is None and not resume and (only := stage_alone(recipe, words)):
+        note(
+            f"{recipe} was made with --only {only}, so this run is, too; otherwise set sft.enabled and grpo.enabled"
+        )
     stages = STAGES if only is None else (only,)
     for stage in stages:
         check_known(stage, STAGES, f"--only {stage} is no stage", "Expected: --only sft or --only grpo")
-    words = list(overrides or [])
     split = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     settings, flags = words[:split], words[split:]
     if worker:

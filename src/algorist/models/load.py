@@ -135,9 +135,8 @@ def make_policy(
     if section.name == "tiny":
         tokenizer = train_tokenizer(texts, vocab_size=section.tiny.vocab_size, tags=tags)
         model: Any = tiny_model(tokenizer, seed=seed, **section.tiny.model_dump())
-        for (
-            weight
-        ) in model.parameters():  # not its buffers: rotary frequencies stay exact, as in a model that is read
+        # Not its buffers: rotary frequencies stay exact, as in a model that is read.
+        for weight in model.parameters():
             weight.data = weight.data.to(precision.master)
         set_compute(model, precision.compute)
     else:
@@ -340,6 +339,8 @@ def _pretrained(
             len(tokenizer),
             rows,
         )
+    if getattr(moved.config, "output_router_logits", False):  # for a loss that is its model's own
+        moved.config.output_router_logits = False
     _take_end(tokenizer, moved)
     _mark_untied(moved, name)
     if converted:  # an adapter names its base as the recipe does, not by a folder in this machine's cache

@@ -166,11 +166,11 @@ def _ends(name: str, error: RewardError) -> AuditFinding:
 
 def audit_own(
     rewards: RewardSet, problems: Sequence[Problem], form: PromptFormat, *, matcher: str
-) -> dict[str, list[str]]:
+) -> dict[str, dict[Level, list[str]]]:
     """Audit the rewards that a user wrote, on ``OWN_PROBLEMS`` problems.
 
     Returns:
-        Name of a reward → its faults in words, with the share of problems.
+        Name of a reward → level → what was seen, in words, with the share of problems.
     """
     own = RewardSet(
         replace(r, function=copy(r.function), failures=0, first_failure="")  # whose counts are not the run's
@@ -180,15 +180,13 @@ def audit_own(
     if not len(own) or not problems:
         return {}
     some = problems[:: max(1, len(problems) // OWN_PROBLEMS)][:OWN_PROBLEMS]
-    faults = [f for f in audit_rewards(own, some, form, matcher=matcher).findings if f.level == "fault"]
-    return {
-        name: [
-            f.text + (f" ({f.share.value:.0%} of problems)" if f.share else "")
-            for f in faults
-            if f.reward == name or (f.reward, f.name) == ("total", "ends")
-        ]
-        for name in own.names
-    }
+    seen: dict[str, dict[Level, list[str]]] = {name: {} for name in own.names}
+    for f in audit_rewards(own, some, form, matcher=matcher).findings:
+        share = f" ({f.share.value:.0%} of problems)" if f.share else ""
+        for name in own.names:
+            if f.reward == name or (f.reward, f.name) == ("total", "ends"):
+                seen[name].setdefault(f.level, []).append(f"{f.text}{share}")
+    return seen
 
 
 def probes_of(problem: Problem, form: PromptFormat, matcher: str) -> Iterator[tuple[str, Rollout]]:

@@ -30,7 +30,7 @@ from algorist.preflight.advice import advise
 from algorist.preflight.completions import Look, Sampler
 from algorist.preflight.memory import evaluations_of, plan_step
 from algorist.preflight.memory_advice import ROOM, Plan, measured_steps, memory_steps, plan_from_config
-from algorist.preflight.reward_audit import audit_own
+from algorist.preflight.reward_audit import Level, audit_own
 from algorist.preflight.time import (
     LOOKED_AT,
     Sizes,
@@ -81,7 +81,7 @@ class Preflight:
     planned: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Changes for a stage that cannot fit whatever the batch; it is not tried."""
     tokenization: dict[str, Any] = field(default_factory=dict)
-    audit: dict[str, list[str]] = field(default_factory=dict)
+    audit: dict[str, dict[Level, list[str]]] = field(default_factory=dict)
     """Name of a reward of the user's own → its faults."""
     extensions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results of extensions, by name: ``rows`` of the table, ``advice``, and numbers of their own."""

@@ -281,7 +281,7 @@ def get_format(
     The ``system_prompt`` of a raw format is its whole text, with ``{question}``.
 
     Raises:
-        ConfigError: Unknown format or tag name, a repeated tag, or a raw text without its question or its opening tag.
+        ConfigError: Unknown format or tag name, a repeated tag, tags of a format that has none, or a raw text without its question or its opening tag.
     """
     form = FORMATS.get(name)
     if tags:
@@ -317,6 +317,10 @@ def _with_tags(form: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
             raise ConfigError(
                 f"prompt.tags has the key '{key}'.{nearest(key, _TAGS)} Expected: {', '.join(_TAGS)}"
             )
+    if not form.tags.all() and any(tags.values()):
+        raise ConfigError(
+            f"prompt.tags is set, but the prompt format {form.name} has no tags: leave it out (prompt.tags=null)"
+        )
     new = replace(form.tags, **dict(tags))
     system = form.system_prompt
     for name in _TAGS:

@@ -25,6 +25,8 @@ from algorist.store.stages import STAGES
 from algorist.store.times import Took
 from algorist_grader import MATCHERS
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -121,4 +123,9 @@ def check_names(recipe: Recipe, form: PromptFormat) -> RewardSet:
             f"eval.device is '{recipe.eval.device}' while their engine is {engine}, which samples where it runs; leave eval.device out, "
             "or take eval.engine=native"
         )
+    for stage in STAGES:
+        if getattr(recipe, stage).eval_every and not recipe.eval.enabled:
+            log.warning("%s.eval_every has no effect: eval.enabled is false, so nothing is evaluated", stage)
+    if recipe.model.revision and Path(recipe.model.name).expanduser().exists():
+        log.warning("model.revision has no effect: %s is on this machine, not on the hub", recipe.model.name)
     return build_rewards(recipe.rewards, form, matcher=recipe.matcher)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
+from algorist.declared import keys_added_to
 from algorist.errors import ConfigError
 from algorist.evaluation.run import code_of, fingerprint
 from algorist.prompts import PromptFormat
@@ -36,6 +37,7 @@ def protocol_of(recipe: Recipe) -> dict[str, Any]:
         "max_completion_tokens": grpo.max_completion_tokens,
         "matcher": recipe.matcher,
         "revision": recipe.model.revision,
+        **recipe.model.model_dump(include=keys_added_to("model"), exclude_defaults=True),  # quantised, …
     }
 
 

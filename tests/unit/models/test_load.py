@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils import is_flash_attn_2_available
 
 from algorist.config.load import load_recipe
@@ -379,4 +386,21 @@ def test_a_folder_that_the_recipe_names_is_asked_with_the_recipes_template(tmp_p
     own, other = (policy_of(tmp_path, device=CPU, like=recipe.model).tokenizer for recipe in recipes)
     assert other.chat_template == template and own.chat_template != template
     assert policy_of(tmp_path, device=CPU).tokenizer.chat_template == own.chat_template
-    assert len({table_path(recipe, recipe_format(recipe)) for recipe in recipes}) == 2
+    recipes.append(load_recipe("quickstart", [f"model.name={tmp_path}", "model.quantization=8bit"]).recipe)
+    assert len({table_path(recipe, recipe_format(recipe)) for recipe in recipes}) == 3
+
+
+def test_a_mixture_that_returns_its_router_is_asked_for_logits_alone(tmp_path: Path) -> None:
+    """Its ``output_router_logits`` is for a loss of its own; with a cache it ends in transformers' words about sizes."""
+    tokenizer = make_policy(tiny(), device=CPU, seed=0, texts=TEXTS).tokenizer
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, intermediate_size=16, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2,
+        output_router_logits=True,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, device=CPU)
+    rows = [[5, 6, 7], [5, 6, 7, 8]]
+    groups = NativeEngine(policy.model).generate(rows, 2, SamplingParams(max_new_tokens=4, seed=0))
+    assert [len(group) for group in groups] == [2, 2]

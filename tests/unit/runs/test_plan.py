@@ -47,6 +47,15 @@ def test_every_verb_refuses_the_same(tmp_path: Path, verb: str, settings: list[s
     assert not (tmp_path / "r").exists()
 
 
+def test_keys_without_effect_are_said(tmp_path: Path) -> None:
+    words = ["sft.eval_every=5", "model.revision=v2", f"model.name={tmp_path}"]
+    for enabled, count in (("true", 0), ("false", 1)):
+        recipe = recipe_of(tmp_path, *words, f"eval.enabled={enabled}")
+        remarks = Draft.of(recipe, in_folder=False).remarks
+        assert sum("sft.eval_every has no effect: eval.enabled is false" in text for text in remarks) == count
+        assert any("model.revision has no effect" in text and str(tmp_path) in text for text in remarks)
+
+
 def test_an_evaluation_device_fits_the_engine_of_evaluations_not_of_rollouts(tmp_path: Path) -> None:
     """What ``run`` takes, ``iterate`` takes: it had checks of its own."""
     mixed = ["grpo.engine=vllm", "eval.engine=native", "eval.device=cpu", f"model.name={tmp_path}"]
