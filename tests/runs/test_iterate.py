@@ -225,6 +225,45 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+AGAIN = """
+class Again:
+    def start(self, problem):
+        self.replies = 0
+
+    def reply(self, rollout):
+        self.replies += 1
+        return "pear 17?" if self.replies == 1 else None
+
+
+def always(problem, answer):
+    return True
+"""
+
+
+def test_a_round_keeps_what_a_rollout_had(place: Path, tmp_path: Path) -> None:
+    """Without its turns, an answer to an environment's message was trained on as the answer to the question."""
+    (tmp_path / "own.py").write_text(AGAIN)
+    own = [
+        f"data.train.checker={tmp_path}/own.py:always",
+        "eval.enabled=false",
+        "grpo.max_completion_tokens=20",
+    ]
+    (alone,) = iterate(recipe(place, tmp_path, *own, "run_name=checked"), rounds=1, drawing=FEW).rounds
+    assert (
+        alone.right == alone.completions == 64
+    )  # a checker of one's own file decides in the round's SFT, too
+    asked = recipe(
+        place, tmp_path, *own, f"environment={tmp_path}/own.py:Again", "grpo.max_completion_tokens=150"
+    )
+    with pytest.raises(DataError, match="that an environment or a chat.s tool answered"):
+        iterate(asked, rounds=1, drawing=FEW)
+    columns = "turns", "sampled_tokens", "prompt_tokens", "checker", "sampler_log_prob_sum"
+    (kept,) = query(
+        tmp_path / "r-round-1", f"SELECT {', '.join(f'count({c})' for c in columns)} FROM rollouts"
+    )
+    assert set(kept.values()) == {64}
+
+
 def test_the_recipe_of_a_round(place: Path, tmp_path: Path) -> None:
     given = recipe(place, tmp_path, "hub.model_id=me/x", "tracking.run_name=t", "sft.enabled=false")
     first, last = (round_recipe(given, n, 3, Drawing(), model) for n, model in ((1, None), (3, "before")))

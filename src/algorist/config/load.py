@@ -30,6 +30,8 @@ OF_A_DATASET = ("path", "hub", "subset", "columns", "params")
 """Keys of a data section that mean nothing for a dataset of another name."""
 NAMED = re.compile(r"(data\.\w+|grpo\.loss)\.name")
 """The name in a section whose other keys belong to what it names."""
+AS_TYPED = ("run_name", "output_dir", "model.revision")
+"""Names, which on the command line are no numbers, dates or truth values."""
 OF_A_RUN = ("environment.json", "metrics.jsonl", "stages.json", "rollouts", "eval", "sft", "grpo", ".lock")
 """Beside one of these a ``config.yaml`` is that of a run."""
 _WORDING = ("system_prompt", "system_prompt_path", "tags", "template_kwargs", "system_role")
@@ -182,28 +184,20 @@ def validate(values: dict[str, Any], *, where: str) -> Recipe:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split ``a.b=value``; the value is read as YAML. ``grpo.loss=NAME`` is ``grpo.loss.name=NAME``."""
+    """Split ``a.b=value``; the value is read as YAML, but for ``AS_TYPED``. ``grpo.loss=NAME`` is ``grpo.loss.name=NAME``."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override '{text}' is not key=value; write for example grpo.max_steps=200")
+    if key.strip() in AS_TYPED and re.fullmatch(r"[\w.:+-]+", raw) and raw != "null":
+        return key.strip(), raw
     try:
-        value = _numbers(read_yaml(raw, "the value"))
+        value = read_yaml(raw, "the value")
         if ends_in_comment(raw):
             raise ConfigError("what follows # is a comment in YAML")
     except ConfigError as error:
         raise ConfigError(f"override '{text[:200]}': {error}; quote it") from None
     key = key.strip()
     return ("grpo.loss.name" if key == "grpo.loss" and isinstance(value, str) else key), value
-
-
-def _read_number(value: Any) -> Any:
-    """Read ``1e-5``, which YAML 1.1 takes for a string."""
-    if isinstance(value, str):
-        try:
-            return float(value) if "e" in value.lower() else value
-        except ValueError:
-            return value
-    return value
 
 
 def _locate(name_or_path: str, base: Path | None) -> tuple[str, Path | None, str]:
@@ -253,7 +247,6 @@ def _read_with_parents(name: str, chain: tuple[str, ...], base: Path | None = No
             f"recipe {label}: expected keys and values at the top, found {'nothing' if values is None else type(values).__name__}"
         )
     parents = _parents(values.pop("extends", []), f"recipe {label}")
-    values = _numbers(values)
     grpo = values.get("grpo")
     if isinstance(grpo, dict) and isinstance(grpo.get("loss"), str):
         grpo["loss"] = {"name": grpo["loss"]}
@@ -342,14 +335,6 @@ def _drop_wording(values: dict[str, Any], origins: dict[str, str], model: Any) -
     return {key: value for key, value in origins.items() if not former & {key, *_above(key)}}
 
 
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _numbers(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_numbers(v) for v in value]
-    return _read_number(value)
-
-
 def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
@@ -402,6 +387,8 @@ def _explain(item: Any, sft_only: bool) -> str:
                 f"{dotted}: a key of {section}.mode={elsewhere}, not of {mode}. Set that mode, or take the key out: on the command line "
                 f'"{section}={{mode: {mode}}}" replaces the whole section. Known here: {", ".join(valid)}'
             )
+        if re.fullmatch(r"\w+:\S+", keys[-1]):
+            return f"{dotted}: unknown key. YAML wants a space after the colon: {keys[-1].replace(':', ': ')}"
         where = ("sft", SFTSection.model_fields) if sft_only and not section else (section, valid)
         ours = ours_for(keys[-1], *where)
         return f"{dotted}: unknown key.{ours or nearest(keys[-1], valid) + _known(keys[-1], valid)}"

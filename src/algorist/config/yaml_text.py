@@ -1,4 +1,4 @@
-"""YAML from anywhere: the same values as ``yaml.safe_load``, with limits of depth, of size after aliases, and of numbers."""
+"""YAML from anywhere: the values of ``yaml.safe_load`` and ``1e-5`` as a number, with limits of depth, of size after aliases, and of numbers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 MAX_DEPTH, MAX_NODES, MAX_DIGITS, MAX_TEXT = 40, 100_000, 300, 1_000_000
 
 
+class Loader(yaml.SafeLoader):
+    """Reads ``1e-5`` as a number, as YAML 1.2 does; in quotes it is a text."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes a text like ``1e-5``, and escapes the line ends that only YAML knows; as they are, they would be read back as blanks."""
+
+
+for _kind in (Loader, Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+
+
 def read_yaml(text: str, where: str) -> Any:
     """Parse YAML.
 
@@ -29,7 +43,7 @@ def read_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} has {len(text)} characters; expected at most {MAX_TEXT}")
     try:
         node = (_node if len(text) < 20_000 else _node.__wrapped__)(text)
-        return None if node is None else yaml.SafeLoader("").construct_document(node)
+        return None if node is None else Loader("").construct_document(node)
     except RecursionError:
         raise ConfigError(f"{where} is nested too deeply; expected at most {MAX_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
@@ -40,7 +54,7 @@ def read_yaml(text: str, where: str) -> Any:
 @lru_cache(maxsize=128)
 def _node(text: str) -> Any:
     """Return the checked nodes of a text; recipes, presets and settings are read several times by one command."""
-    if (node := yaml.compose(text, Loader=yaml.SafeLoader)) is not None:
+    if (node := yaml.compose(text, Loader=Loader)) is not None:
         _size(node, {}, 0)
     return node
 
@@ -53,7 +67,7 @@ def ends_in_comment(text: str) -> bool:
 
 def one_line_yaml(value: Any) -> str:
     """Return a value as YAML on one line, as it is written after a key."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    text: str = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
@@ -120,10 +134,6 @@ def _joined(text: str) -> str:
     except UnicodeDecodeError as error:
         half = int.from_bytes(error.object[error.start : error.start + 2], "little")
         raise ValueError(f"\\u{half:04x} is half of a character; write it whole") from None
-
-
-class Dumper(yaml.SafeDumper):
-    """Escapes the line ends that only YAML knows; as they are, they would be read back as blanks."""
 
 
 def _text(dumper: Dumper, text: str) -> yaml.ScalarNode:

@@ -144,6 +144,7 @@ def test_yaml_cannot_run_code(tmp_path: Path) -> None:
 def test_numbers_in_scientific_notation_are_numbers() -> None:
     assert parse_override("a=1e-5") == ("a", 1e-5)
     assert parse_override("a=hello") == ("a", "hello")
+    assert parse_override("a='1e5'") == ("a", "1e5")
     assert parse_override("a=[{params: {penalty: 1e-3}}]") == ("a", [{"params": {"penalty": 1e-3}}])
     assert validate({"sft": {"learning_rate": 1e-5}}, where="test").sft.learning_rate == 1e-5
 
@@ -234,13 +235,21 @@ def test_the_batch_rule_names_what_works(batch: int, accumulation: int, works: i
     assert right.batch_size * right.gradient_accumulation_steps % right.group_size == 0
 
 
-def test_a_run_may_be_called_by_a_number() -> None:
-    assert load_recipe("smoke-cpu", ["run_name=1"]).recipe.run_name == "1"
+@pytest.mark.parametrize("name", ["1", "12e3", "007", "1_000", "2026-11-28", "yes", "0x10"])
+def test_a_run_is_called_what_was_typed(name: str, tmp_path: Path) -> None:
+    """YAML reads numbers, a date, and a truth value: a name of 12e3 became 12000.0."""
+    recipe = load_recipe("smoke-cpu", [f"run_name={name}", f"model.revision={name}"]).recipe
+    assert (recipe.run_name, recipe.model.revision) == (name, name)
+    assert load_recipe(write(tmp_path, "again.yaml", to_yaml(recipe))).recipe == recipe
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
+        (
+            "model.lora={rank:8}",
+            r"model\.lora\.rank:8: unknown key. YAML wants a space after the colon: rank: 8",
+        ),
         ("rewards=correct", r"rewards is 'correct'; expected a list, in brackets: rewards=\[…\]"),
         ("grpo=5", r"grpo is 5; expected a section, as \{KEY: VALUE\}, or one of its keys: grpo.KEY=VALUE"),
     ],

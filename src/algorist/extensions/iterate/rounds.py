@@ -34,7 +34,7 @@ from algorist.runs.plan import make_plan
 from algorist.runs.sample import sample_problems
 from algorist.store.run_folder import RunFolder
 from algorist.store.run_log import Display, Lines
-from algorist.store.write import RolloutWriter
+from algorist.store.write import SCHEMA, RolloutWriter
 from algorist.types import Problem
 
 STAGE = "iterate"
@@ -138,7 +138,8 @@ def iterate(
 def round_recipe(recipe: Any, number: int, rounds: int, drawing: Drawing, model: str | None = None) -> Recipe:
     """Return the recipe of one round: SFT from ``model`` on the right ones of the round's own rollouts."""
     name = f"{recipe.path.name}-round-{number}"
-    rollouts = DatasetSection(name="rollouts", params={"run": str(Path(recipe.output_dir) / name)})
+    run = str(Path(recipe.output_dir) / name)
+    rollouts = DatasetSection(name="rollouts", params={"run": run}, checker=recipe.data.train.checker)
     tracked = recipe.tracking.run_name
     own: dict[str, Any] = {
         "run_name": name,
@@ -236,10 +237,9 @@ def _stored(rows: Sequence[dict[str, Any]], problems: Sequence[Problem]) -> list
         if row.get("reward") is not None:
             rewards.setdefault(row["problem_id"], []).append(row["reward"])
     means = {problem: sum(values) / len(values) for problem, values in rewards.items()}
-    same = ("problem_id", "prompt", "completion", "reward", "rewards", "correct", "reason", "extracted")
     return [
-        {name: row.get(name) for name in (*same, "gold", "truncated", "seconds")}
-        | {"step": 0, "group": groups[row["problem_id"]], "completion_tokens": row["completion_tokens"]}
+        {name: row[name] for name in SCHEMA.names if name in row}
+        | {"step": 0, "group": groups[row["problem_id"]]}
         | {"advantage": row["reward"] - means[row["problem_id"]] if row.get("reward") is not None else None}
         for row in rows
     ]
