@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, Protocol
 
-from algorist.errors import ConfigError, nearest
+from algorist.errors import ConfigError, check_known
 from algorist.types import Message, Parsed, Problem, Rollout
 from algorist_grader.extract import decided
 from algorist_grader.markers import after_thinking, answer_blocks, opened_tag
@@ -313,10 +313,7 @@ def warn_of_missing_tags(prompt_format: PromptFormat) -> None:
 
 def _with_tags(form: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
     for key in tags:
-        if key not in _TAGS:
-            raise ConfigError(
-                f"prompt.tags has the key '{key}'.{nearest(key, _TAGS)} Expected: {', '.join(_TAGS)}"
-            )
+        check_known(key, _TAGS, f"prompt.tags has the key '{key}'")
     if not form.tags.all() and any(tags.values()):
         raise ConfigError(
             f"prompt.tags is set, but the prompt format {form.name} has no tags: leave it out (prompt.tags=null)"

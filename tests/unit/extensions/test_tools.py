@@ -296,6 +296,10 @@ def test_equals_signs_of_a_plain_solution_are_filled_in() -> None:
         ("$80 + $50 = $<<80+50=130>>130", "$80 + $50 = 130"),
         ("20% of 50 is <<.2*50=10>>10", "20% of 50 is .2*50 = 10"),
         ("6 eggs x 2 = <<6*2=12>>12 eggs", "6 eggs x 2 = 6*2 = 12 eggs"),
+        ("24 clips. 48+24 = <<48+24=72>>72 in all", "24 clips. 48+24 = 72 in all"),
+        ("Of 5, 48+24 = <<48+24=72>>72, then more", "Of 5, 48+24 = 72, then more"),
+        ("She has 10-3=7, then sleeps.", "She has 10-3 = 7, then sleeps."),
+        ("Costs 5, 500 + 600=1,100, it is", "Costs 5, 500 + 600 = 1100, it is"),
     ],
 )
 def test_sums_as_people_write_them_are_calls(solution: str, worked: str) -> None:
@@ -306,6 +310,16 @@ def test_sums_as_people_write_them_are_calls(solution: str, worked: str) -> None
     assert (
         call is not None
         and worked[begin:end].strip() == Calculator(ToolLimits()).call(call.request, None).text
+    )
+
+
+def test_a_chains_second_result_is_the_policys_own() -> None:
+    """No tool writes it: a call ends at the output before it."""
+    assert EQUALS.replies("3 + 4 = 7 + 2 = 9") == [(7, 9)]
+    (row,) = rollouts_of(form_with(use=["calculator"], format="equals"), "3 + 4 = + 2 = 9")
+    assert [turn.request for turn in row.turns] == ["3 + 4"]
+    assert TAGS.worked("It is so. 48 + 24 = 72") == (
+        "It is so. <calculator>48 + 24</calculator><output>72</output>"
     )
 
 

@@ -17,8 +17,8 @@ from algorist.extensions.toolbox.calculator import (
 )
 
 FormatName = Literal["tags", "equals", "chat"]
-_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-_EXPRESSION = rf"[-(]?[{CURRENCIES}]?[\d.(][-+*/×÷^()xX{CURRENCIES}\d., ]*"
+_NUMBER = r"-?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?"
+_EXPRESSION = rf"[-(]?[{CURRENCIES}]?(?:\.?\d|\()[-+*/×÷^()xX{CURRENCIES}\d., ]*"
 _SUM = re.compile(rf"(?<![\d.,])({_EXPRESSION})=[ ]?[{CURRENCIES}]?({_NUMBER})")
 _ANNOTATION = re.compile(rf"({_EXPRESSION}=[ ]*[{CURRENCIES}]?)?<<([^<>=]+)=([^<>]*)>>[ ]?({_NUMBER})?")
 
@@ -117,7 +117,7 @@ class CallFormat:
             return solution if "<<" not in solution else re.sub(r"<<[^<>]*>>", "", solution)
         if "<<" in solution:
             return _ANNOTATION.sub(self._annotated, solution)
-        return _SUM.sub(lambda m: self._written(m.group(1), m.group(2)) or m.group(0), solution)
+        return _SUM.sub(lambda m: self._called(m.group(1), m.group(2)) or m.group(0), solution)
 
     def _annotated(self, match: re.Match[str]) -> str:
         before, expression, value, shown = match.groups(default="")
@@ -125,8 +125,16 @@ class CallFormat:
         if call is None:
             return before + (shown or value)
         shown_sum = before.partition("=")[0]
-        same = plain(shown_sum).replace(" ", "") == plain(expression).replace(" ", "")
-        return (self._written(shown_sum, value) if self.name == "equals" and same else None) or before + call
+        same = plain(last_sum(shown_sum) or "").replace(" ", "") == plain(expression).replace(" ", "")
+        return (self._called(shown_sum, value) if self.name == "equals" and same else None) or before + call
+
+    def _called(self, text: str, result: str) -> str | None:
+        """Return a text that ends in a sum, with the sum as a call; None where it is none."""
+        if whole := self._written(text, result):
+            return whole
+        expression = last_sum(text) or ""
+        call = self._written(expression, result)
+        return call and text[: text.rindex(expression)] + call
 
     def _written(self, expression: str, result: str) -> str | None:
         """Return a sum as a call with its output; None where the calculator gets another result, or none."""
@@ -153,9 +161,10 @@ class CallFormat:
             return spans
         if self.name == "chat":
             return None
-        spans = []
+        spans, since = [], 0
         for match in re.finditer(r"=([ ]?-?[\d.]*\d)(?![\d.]*\d)", completion):
-            expression = last_sum(completion[: match.start()])
+            expression = last_sum(completion[since : match.start()])
             if expression and as_text(value_of(expression)) == match.group(1).strip():
                 spans.append(match.span(1))
+                since = match.end()  # a sum across an output is no call while the policy writes
         return spans
