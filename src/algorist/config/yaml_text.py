@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_DEPTH, MAX_NODES, MAX_DIGITS, MAX_TEXT = 40, 100_000, 300, 1_000_000
 
 
-class Loader(yaml.SafeLoader):
+class YAMLReader(yaml.SafeLoader):
     """Reads ``1e-5`` as a number, as YAML 1.2 does; in quotes it is a text."""
 
 
@@ -27,7 +27,7 @@ class Dumper(yaml.SafeDumper):
     """Quotes a text like ``1e-5``, and escapes the line ends that only YAML knows; as they are, they would be read back as blanks."""
 
 
-for _kind in (Loader, Dumper):
+for _kind in (YAMLReader, Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
     )
@@ -43,7 +43,7 @@ def read_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} has {len(text)} characters; expected at most {MAX_TEXT}")
     try:
         node = (_node if len(text) < 20_000 else _node.__wrapped__)(text)
-        return None if node is None else Loader("").construct_document(node)
+        return None if node is None else YAMLReader("").construct_document(node)
     except RecursionError:
         raise ConfigError(f"{where} is nested too deeply; expected at most {MAX_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
@@ -54,7 +54,7 @@ def read_yaml(text: str, where: str) -> Any:
 @lru_cache(maxsize=128)
 def _node(text: str) -> Any:
     """Return the checked nodes of a text; recipes, presets and settings are read several times by one command."""
-    if (node := yaml.compose(text, Loader=Loader)) is not None:
+    if (node := yaml.compose(text, Loader=YAMLReader)) is not None:
         _size(node, {}, 0)
     return node
 

@@ -283,9 +283,7 @@ def get_format(
     Raises:
         ConfigError: Unknown format or tag name, a repeated tag, tags of a format that has none, or a raw text without its question or its opening tag.
     """
-    form = FORMATS.get(name)
-    if tags:
-        form = _with_tags(form, tags)
+    form = _with_tags(FORMATS.get(name), tags or {})
     if not system_prompt or form.is_chat:
         return form if system_prompt is None else replace(form, system_prompt=system_prompt.strip())
     text, opening = system_prompt.strip(), form.tags.reasoning_open if form.prefilled_start else ""
