@@ -320,6 +320,37 @@ def test_local_files_become_paths(files: str, train: str | None, held_out: str |
     assert ("set data.train.path" in left) == (train is None)
 
 
+MAPPED = """
+SYSTEM = "Write the result as #### NUMBER."
+def correct(prompts, completions, gold, weight=1.0, **kwargs):
+    return [weight * (g == c[0]["content"]) for c, g in zip(completions, gold)]
+def to_prompt(row):
+    chat = {"role": "system", "content": SYSTEM}
+    return {"prompt": [chat, {"role": "user", "content": row["q"]}], "gold": {gold}}
+rows = load_dataset("json", data_files="rows.jsonl").map(to_prompt)
+GRPOTrainer("gpt2", [correct, short], GRPOConfig(), train_dataset=rows)
+"""
+
+
+def test_columns_that_a_script_makes_are_named(read: Any, tmp_path: Path) -> None:
+    """A reward that asked for ``gold`` ended in a missing argument, and ``#### 7`` was read as an answer without tags."""
+    settings, left = read(MAPPED.replace("{gold}", 'str(row["a"])'))
+    assert {key: settings[f"data.train.columns.{key}"] for key in ("question", "answer")} == {
+        "question": "q",
+        "answer": "a",
+    }
+    assert settings["prompt.format"] == "last_number" and "map(" not in left
+    rewards = import_file(tmp_path / "own_rewards.py")
+    assert rewards.correct(prompts=[""], completions=[[{"content": "7"}]], answer=["7"], level=[1]) == [1.0]
+    _, left = read(MAPPED.replace("{gold}", 'clean(row["a"])'))
+    assert "columns are read as they are, without: clean(row['a'])" in left
+    settings, left = read(MAPPED.replace("{gold}", 'row["a"] + row["b"]'))
+    assert "data.train.columns.answer" not in settings and "name columns with data.train.columns" in left
+    set_in_place = "lambda row: row"
+    _, left = read(MAPPED.replace("map(to_prompt)", f"map({set_in_place})").replace("{gold}", "0"))
+    assert "name columns with data.train.columns" in left
+
+
 def test_settings_after_the_construction_are_applied_or_named(read: Any) -> None:
     settings, left = read(
         "args = GRPOConfig(learning_rate=1e-6)\nlora = LoraConfig(r=4)\n"

@@ -112,12 +112,14 @@ def _recipe(script: Script) -> str:
 
 def _code_beside(script: Script) -> dict[str, str]:
     """Return the files of code that belong to the recipe: name → text."""
+    from algorist.cli.trl_columns import under_our_name
     from algorist.cli.trl_script import environments_file, rewards_file
 
     files = {}
     if script.rewards:
         file = rewards_file(script.path)
-        files[file] = _source_of(script, "Reward functions", script.rewards, file)
+        wrapped = "".join(under_our_name(script, name) for name in script.rewards)
+        files[file] = _source_of(script, "Reward functions", script.rewards, file) + wrapped
     if script.environment_classes:
         file = environments_file(script.path)
         text = _source_of(script, "Environments", [*script.environment_classes, *script.paying], file)

@@ -48,8 +48,6 @@ def take_data(script: Script) -> None:
             script.settings |= {f"data.{section}.{key}": value for key, value in values.items()}
             if part:
                 script.leave(call, f"a part of the split {split}: set data.{section}.limit")
-    for call in script.calls("map", "filter"):
-        script.leave(call, "rows are questions and answers here: name columns with data.….columns")
     _rows(script, ways)
     if "data.train.name" not in script.settings:
         script.left.append("no load_dataset names the training data: set data.train")

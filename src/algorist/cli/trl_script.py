@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from algorist.cli.trl_columns import take_columns
 from algorist.cli.trl_data import take_data
 from algorist.cli.trl_syntax import Script, called, words
 from algorist.config import load_recipe
@@ -66,6 +67,13 @@ PEFT_MODULES = {
 }
 """Part of a model's name → modules that PEFT adapts where ``LoraConfig`` names none."""
 SCALES = {"group": "group_normalized", "batch": "batch_normalized", "none": "group_centered", "True": "group_normalized", "False": "group_centered"}  # fmt: skip
+FORM_OF = {
+    "<reasoning>": "reasoning_answer",
+    "<think>": "think_answer",
+    "\\boxed": "question_only",
+    "####": "last_number",
+}
+"""Mark in a system prompt → the prompt format that reads such answers."""
 REWARDS = {"accuracy_reward": "accuracy", "think_format_reward": "think_answer_format"}
 """Of ``trl.rewards``."""
 
@@ -95,6 +103,7 @@ def read_script(path: Path) -> Script:
     if "grpo" in stages:
         _rewards(script)
         _environment(script)
+    take_columns(script)
     _keep_what_fits(script)
     return script
 
@@ -327,11 +336,12 @@ def _prompt(script: Script) -> None:
             script.leave(node, "no text: set prompt.system_prompt")
             continue
         script.settings["prompt.system_prompt"] = text
-        if "<think>" in text:
-            script.settings["prompt.format"] = "think_answer"
-        elif "<reasoning>" not in text:
+        form = next((form for mark, form in FORM_OF.items() if mark in text), None)
+        if form:
+            script.settings["prompt.format"] = form
+        else:
             script.left.append(
-                "the system prompt names no <reasoning> or <think> tags: choose prompt.format (algorist recipes show, docs/extending.md)"
+                "the system prompt names no <reasoning> or <think> tags, no \\boxed and no ####: choose prompt.format (algorist recipes show, docs/extending.md)"
             )
 
 

@@ -24,6 +24,8 @@ class Script:
     """Functions of the script that are rewards."""
     environment_classes: list[str] = field(default_factory=list)
     """Classes of the script that are environments."""
+    answers: list[str] = field(default_factory=list)
+    """Names by which the rewards ask for the answer."""
     paying: dict[str, float] = field(default_factory=dict)
     """Functions that pay what environments know → weight."""
     left: list[str] = field(default_factory=list)
