@@ -31,10 +31,10 @@ def take_columns(script: Script) -> None:
         for role in ("train", "eval"):
             if script.settings.get(f"data.{role}.name") == "local":
                 script.settings |= {f"data.{role}.columns.{key}": name for key, name in known.items()}
-        if rest:
-            script.leave(call, f"columns are read as they are, without: {'; '.join(rest)}")
-        elif not made or (len(known) < 2 and asked & set(made)):
+        if not made or (golds and not columns.get("answer")):
             script.leave(call, "rows are questions and answers here: name columns with data.train.columns")
+        elif rest:
+            script.leave(call, f"columns are read as they are, without: {'; '.join(rest)}")
     for call in script.calls("filter"):
         script.leave(call, "all rows are read; data.train.limit and pass_rate choose among them")
 
