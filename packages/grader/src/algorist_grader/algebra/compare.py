@@ -96,6 +96,8 @@ def equal(a: Node, b: Node, scalar: Scalar) -> bool | None:
         return not over_all and equal(first, second, scalar)
     if a[0] == "either" or b[0] == "either":
         ones, others = (n[1] if n[0] == "either" else (n,) for n in (a, b))
+        if ones[-1] == others[-1] and ones[-1][0] == "tuple" and len(ones) == len(others):
+            ones, others = ones[:1], others[:1]  # P(5,2) and C(5,2): two counts, not a point twice
         return _any([equal(one, other, scalar) for one in ones for other in others])
     if a[0] == "equals" or b[0] == "equals":
         return _named_value(a, b, scalar)
