@@ -8,7 +8,7 @@ from typing import Any
 
 from algorist.config.schema import DatasetSection
 from algorist.data import load_problems
-from algorist.data.columns import ALIASES
+from algorist.data.columns import ALIASES, with_inner
 from algorist.data.files import Row, read_rows
 from algorist.data.golds import GoldCheck, check_golds
 from algorist.errors import DataError, nearest
@@ -69,7 +69,7 @@ def look_at(path: str, columns: Mapping[str, str | None]) -> DataFile:
     Raises:
         DataError: Unreadable, fewer than ``LEAST_ROWS`` rows, or no such column.
     """
-    rows = read_rows(path)
+    rows = [with_inner(row) for row in read_rows(path)]
     if len(rows) < LEAST_ROWS:
         raise DataError(
             f"{path} has {len(rows)} row{'s' * (len(rows) > 1)}; expected at least {LEAST_ROWS}, since a part is held out to "
@@ -151,6 +151,7 @@ def guess_columns(rows: Sequence[Row], named: Mapping[str, str]) -> dict[str, st
         usual = (*ALIASES[name], *OTHER_NAMES[name])
         free = [c for c in rows[0] if c not in taken or (name == "solution" and isinstance(rows[0][c], list))]
         by_name = [c for alias in usual for c in free if str(c).lower() == alias.lower()]
+        by_name += [c for alias in usual for c in free if str(c).lower().endswith(f".{alias.lower()}")]
         if by_name:
             columns[name] = by_name[0]
             taken.add(by_name[0])

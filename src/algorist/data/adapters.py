@@ -11,6 +11,7 @@ from typing import Any
 from algorist.data.base import Source, dataset, refuse_unknown
 from algorist.data.columns import (
     Columns,
+    cell,
     chat_text,
     load_source,
     pick_columns,
@@ -425,7 +426,7 @@ def load_local(source: Source) -> list[Problem]:
         raise DataError(f"data.….params.decimal is {decimal!r}; expected '.' or ','")
 
     def gold(row: Row) -> object:
-        stated = stated_gold(chat_text(row.get(names["answer"]), "assistant"), way)
+        stated = stated_gold(chat_text(cell(row, names["answer"]), "assistant"), way)
         return with_points(stated) if decimal == "," else stated
 
     columns: dict[str, Any] = {

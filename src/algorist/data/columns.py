@@ -209,7 +209,9 @@ def pick_columns(row: Row, mapping: dict[str, str], *, where: str) -> dict[str, 
     for name in sorted(mapping):
         check_known(name, FIELDS, f"{where}: columns are named for the field '{name}'", kind=DataError)
     for field, column in mapping.items():
-        check_known(column, row, f"{where}: no column '{column}' for {field}", "Columns: {}", DataError)
+        check_known(
+            column, with_inner(row), f"{where}: no column '{column}' for {field}", "Columns: {}", DataError
+        )
     usual = {field: next((a for a in names if a in row), "") for field, names in ALIASES.items()}
     columns = {field: name for field in FIELDS if (name := mapping.get(field, usual[field]))}
     if "solution" in columns:
@@ -244,10 +246,26 @@ def _value(row: Row, column: Column) -> Any:
         return column(row)
     value = None
     for name in (column,) if isinstance(column, str) else column:
-        value = row.get(name) if name else None  # a table that pandas wrote has a column without a name
+        value = cell(row, name) if name else None  # a table that pandas wrote has a column without a name
         if value:
             break
     return value
+
+
+def cell(row: Row, name: str) -> Any:
+    """Return a row's cell, or one inside of its objects by a dotted name; None where it has none."""
+    return row.get(name) if name in row or "." not in name else with_inner(row).get(name)
+
+
+def with_inner(row: Row) -> Row:
+    """Return a row with what its objects hold, too: ``item.answer`` is the ``answer`` of the column ``item``."""
+    inner = {
+        f"{name}.{key}": value
+        for name, cell in row.items()
+        if isinstance(cell, dict)
+        for key, value in with_inner(cell).items()
+    }
+    return {**inner, **row} if inner else row
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ import csv
 import functools
 import itertools
 import json
+import logging
 import re
 import shlex
 import socket
@@ -18,6 +19,7 @@ from urllib.request import getproxies
 from algorist.errors import DataError
 from algorist.store.safe_text import first_line
 
+log = logging.getLogger("algorist.data.files")
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
@@ -27,6 +29,8 @@ MAX_TABLE_BYTES, MAX_ROWS = 8 * 1024**3, 20_000_000
 MAX_GROWTH, FREE_BYTES = 300, 128 * 1024**2
 """Beyond ``FREE_BYTES`` it may unpack to ``MAX_GROWTH`` times its own size."""
 _SHARD = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]+)?$")
+_SPLITS = ("train", "test", "val", "dev", "eval")
+"""Begin of a file's name that names a split; a folder without any is one training set."""
 MAX_ENTRIES = 20_000
 """Most entries in a dataset's folder: a disk is not searched."""
 
@@ -113,8 +117,9 @@ def _pick(path: Path, split: str) -> list[Path]:
         here = path.parent if path.parent.is_dir() else None
         near = [p.name for p in sorted(here.iterdir()) if p.suffix in SUFFIXES] if here else []
         beside = f" In {here} there are: {', '.join(near[:8])}." if near else ""
+        whole = " The files of a folder are read together: give the folder." if "*" in path.name else ""
         raise DataError(
-            f"no file or folder at {path}.{beside} Give the path of a data file or a folder with one per split"
+            f"no file or folder at {path}.{beside}{whole} Give the path of a data file or a folder with one per split"
         )
     if path.is_file():
         if path.suffix.lower() not in SUFFIXES:
@@ -128,6 +133,13 @@ def _pick(path: Path, split: str) -> list[Path]:
     files = [p for p in sorted(entries) if p.suffix.lower() in SUFFIXES]
     begins = [p for p in files if p.stem == split or p.stem.startswith(f"{split}-")]
     matches = [p for p in begins if p.stem == split or _SHARD.search(p.stem)] or begins
+    if not matches and split == "train" and len({p.suffix for p in files}) == 1:
+        named = [p for p in files if p.parent != path or p.stem.lower().startswith(_SPLITS)]
+        if not named:
+            if files[1:]:
+                read = ", ".join(p.name for p in files[:8])
+                log.warning("%s: no file is called after a split, so all are read: %s", path, read)
+            return files
     if not matches:
         names = ", ".join(p.name for p in files[:8]) or "no data files"
         raise DataError(

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from algorist.types import Problem
 
-_WORDS = re.compile(r"\d+(?:[.,]\d+)+|\w+|[+*/^=<>×÷−√%|()\[\]]|(?<=[\d)])!|(?<![^\W\d])-(?=\s*[\w(\\])")
-"""Words, numbers with their points, brackets and signs; a hyphen after a letter is none."""
+_WORDS = re.compile(r"\d+(?:[.,]\d+)+|\w+|[^\w\s.,;:?\"-]|(?<![^\W\d]{2})-|-(?![^\W\d]{2})|[.,;:?\"](?=\S)")
+"""Words, numbers with their points, and every sign but what ends a word or a sentence, or joins two words."""
 KINDS = ("exact", "numbers_changed", "ngram")
 
 

@@ -46,6 +46,13 @@ def test_each_kind_is_found_once() -> None:
         ("3.5 km", "3 5 km"),
         ("What is 5!?", "What is 5?"),
         ("10% of 8", "10 of 8"),
+        ("x ≥ 3", "x ≤ 3"),
+        ("⌊7/2⌋", "⌈7/2⌉"),
+        ("A ∪ B", "A ∩ B"),
+        ("f'(2)", "f(2)"),
+        ("Find .5 + 1", "Find 5 + 1"),
+        ("What is n! at n = 4?", "What is n at n = 4?"),
+        ("What is a-b?", "What is a b?"),
     ],
 )
 def test_brackets_points_and_signs_make_another_question(one: str, other: str) -> None:

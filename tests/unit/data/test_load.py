@@ -308,6 +308,37 @@ def test_a_folder_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
         read_rows(tmp_path)
 
 
+def test_a_folder_whose_files_name_no_split_is_one_training_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, name in enumerate(("part1.jsonl", "part0.jsonl", "notes.md")):
+        jsonl(tmp_path, rows_from(3 * number), name)
+    assert [row["answer"] for row in read_rows(tmp_path)] == ["4", "5", "6", "1", "2", "3"]
+    assert "so all are read: part0.jsonl, part1.jsonl" in caplog.text
+    with pytest.raises(DataError, match="no file for the split 'test'"):
+        read_rows(tmp_path, split="test")
+    with pytest.raises(DataError, match=r"no file or folder at .*\*\.jsonl.*give the folder"):
+        read_rows(tmp_path / "*.jsonl")
+    jsonl(tmp_path, rows_from(9), "test.jsonl")  # what is measured on is not trained on
+    with pytest.raises(DataError, match="no file for the split 'train'"):
+        read_rows(tmp_path)
+
+
+def test_a_column_lies_within_an_object(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"id": n, "item": {"ask": f"{n} + 1?", "meta": {"final": str(n + 1)}}} for n in range(3)
+    ]
+    columns = {"question": "item.ask", "answer": "item.meta.final"}
+    problems = load_problems(section(name="local", path=jsonl(tmp_path, rows), columns=columns))
+    assert [(p.question, p.answer) for p in problems] == [(f"{n} + 1?", str(n + 1)) for n in range(3)]
+    with pytest.raises(DataError, match=r"no column 'item.mata.final'.*Did you mean 'item.meta.final'"):
+        load_problems(
+            section(
+                name="local", path=jsonl(tmp_path, rows), columns={**columns, "answer": "item.mata.final"}
+            )
+        )
+
+
 def test_the_nearest_file_of_a_split_counts_and_two_are_refused(tmp_path: Path) -> None:
     for place, number in (("backup", 0), ("", 10), ("zzz", 20)):
         (tmp_path / place).mkdir(exist_ok=True)
