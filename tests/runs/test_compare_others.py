@@ -14,6 +14,7 @@ from algorist.cli.main import main
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import compare
 from algorist.evaluation.doors import EXPORTERS
+from algorist.evaluation.imported import read_imported
 from tests.unit.evaluation.test_compare import make_samples, write
 
 OTHERS = Path(__file__).resolve().parents[1] / "data" / "others"
@@ -95,6 +96,9 @@ def test_our_own_exports_compare_as_the_originals(form: str, tmp_path: Path, sai
         write(tmp_path, name, rows)
         runs.append(read_artifact(tmp_path, name))
         files.append(EXPORTERS.get(form)(runs[-1], tmp_path / name, "sums"))
+        sampled = {k: v.value for k, v in runs[-1].metrics.items() if k.startswith("pass@")}
+        again = read_imported(Path(files[-1])).metrics
+        assert sampled and {k: again[k].value for k in sampled} == pytest.approx(sampled)
     result, original = json.loads(said(*files, "--json")), compare(*runs)
     assert set(result["differences"]) == set(original.differences)
     for metric, interval in original.differences.items():

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from algorist.config.schema import EvalSection
 from algorist.errors import DAMAGED, DataError, nearest
 from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.compare import metrics_of
@@ -62,7 +63,7 @@ def read_imported(path: Path, score: str | None = None) -> Artifact:
     protocol = {**foreign.protocol, "imported": name} | ({} if own and score == OWN else {"score": score})
     if len(scored) < len(rows):
         protocol["unscored"] = len(rows) - len(scored)
-    metrics = metrics_of(scored, protocol.get("ks") or ())
+    metrics = metrics_of(scored, protocol.get("ks") or EvalSection().ks)
     return Artifact(
         f"{foreign.task} ({foreign.model})", foreign.model, foreign.task, protocol, metrics, scored
     )

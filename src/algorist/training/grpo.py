@@ -282,7 +282,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
 
     def count_skipped(self, metrics: Metrics, batch: Batch, computed: Sequence[int]) -> None:
         """Count the completions that were left out: ratio 1, and as entropy what their own log-probs estimate."""
-        self.averages.add({"update/computed_share": len(computed) / len(batch)})
+        metrics.add_sum("update/computed_share", len(computed), len(batch))
         left = sorted(set(range(len(batch))) - set(computed))
         if not left:
             return
