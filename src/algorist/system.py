@@ -158,8 +158,12 @@ def reset_peak() -> None:
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can still take: what the machine has left, within control groups and limits."""
-    left = [int(psutil.virtual_memory().available), *_left_in_groups()]
+    """Return the bytes that this process can still take: what the machine has left, within control groups and limits.
+
+    Processes that a launcher started together share what is left.
+    """
+    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    left = [each // together for each in (int(psutil.virtual_memory().available), *_left_in_groups())]
     for limit, used in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
         with contextlib.suppress(AttributeError, OSError, StopIteration):
             soft, _ = resource.getrlimit(getattr(resource, limit))

@@ -171,6 +171,8 @@ def test_mistakes(verb: Any, tmp_path: Path, words: tuple[str, ...], said: str) 
     before = sorted(tmp_path.iterdir())
     code, _, err = verb("new", *words, "--model", "tiny")
     assert code == 2 and said in err
+    code, _, err = verb("new", "sums.csv", "--model", "./nowhere", "--no-trial")
+    assert code == 2 and "no run or model at './nowhere'" in err
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -108,6 +108,8 @@ def new(
     if data is None and not asks:
         raise DataError("which file? algorist new FILE, such as algorist new sums.csv")
     data = data or ask("data file (CSV, JSONL, JSON or Parquet)", _first_data_file())
+    if model not in (None, "tiny"):
+        model = str(find_model(model)[0])
     options = zip(FIELDS, (question, answer, solution), strict=True)
     named = {field: None if column == NONE else column for field, column in options if column is not None}
     file = look_at(data, named)

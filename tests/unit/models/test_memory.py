@@ -71,6 +71,8 @@ def test_control_groups_bound_what_is_available(
         system, "_lines", lambda file: [line] if file == Path("/proc/self/cgroup") else read(file)
     )
     assert system.available_memory() == 650 * MB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # two processes of one run: each has its half
+    assert system.available_memory() == 325 * MB
     (top / next(iter(groups)) / f"memory.{names[0]}").write_text("max\n")
     assert 0 < system.available_memory() <= psutil.virtual_memory().total
 
