@@ -31,8 +31,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; free space or permit writing there, then continue "
-            "with --resume"
+            f"cannot write {path}: {error.strerror or error}; free space or permit writing there, then repeat the command "
+            "(a run with --resume)"
         ) from error
     finally:
         with contextlib.suppress(OSError):  # on a read-only disk that fails too, and must not hide why

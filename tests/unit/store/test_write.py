@@ -181,7 +181,7 @@ def test_disk_full_keeps_the_rows(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "continue with --resume" in done.stdout
+    assert "then repeat the command (a run with --resume)" in done.stdout
     assert len(stored(tmp_path)) == 1
 
 
