@@ -57,6 +57,17 @@ def test_the_same_matcher_changes_nothing(run: Path) -> None:
     assert found["changed"] == [] and found["accuracy_before"] == found["accuracy_after"] == 0.5
 
 
+def test_what_an_environment_paid_is_paid_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_text("config.yaml", to_yaml(load_recipe("smoke-cpu", ["rewards=[environment]"]).recipe))
+    paid = {"source": "get_reward", "request": "", "reply": "0.5", "error": "", "seconds": 0.0}
+    with RolloutWriter(folder.rollouts) as store:
+        store.write(
+            [{"step": 0, "problem_id": "p", "group": 0, "completion": "7", "gold": "7", "reward": 0.5, "turns": [paid]}]
+        )  # fmt: skip
+    assert differences(folder.path, None)["rewards_changed"] == 0
+
+
 def test_another_matcher_is_a_diff_and_the_store_is_untouched(run: Path) -> None:
     parts = sorted((run / "rollouts").iterdir())
     before = [hashlib.sha256(p.read_bytes()).hexdigest() for p in parts]

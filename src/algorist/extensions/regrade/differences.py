@@ -13,7 +13,7 @@ from algorist.errors import DataError
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards
 from algorist.store.read import opened, query
-from algorist.types import Group, Problem, Rollout
+from algorist.types import Group, Problem, Rollout, Turn
 from algorist_grader import MATCHERS, deciding_matcher, grade_completion
 
 
@@ -47,7 +47,8 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
             parsed = form.read(text, row["prompt"] or "")
             verdict = grade_completion(text, gold, parsed=parsed, matcher=name, problem=problem.columns())
             tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
-            rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict)
+            turns = tuple(Turn(**turn) for turn in row["turns"] or ())
+            rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict, turns=turns)
             group = Group(problem, row["prompt"] or "", [], [rollout])
             reward = rewards.pay([group])[0].rollouts[0].reward
             total, before, after = total + 1, before + bool(row["correct"]), after + verdict.correct
