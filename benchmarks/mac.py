@@ -35,6 +35,7 @@ CPU_ONLY = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_attention_math_for_mps",
     "mkl::": "aten::linear, since these products are for CPUs",
     "mkldnn::": "aten::linear, since these products are for CPUs",
+    "aten::_sparse_coo_tensor_with_dims_and_tensors": "aten::embedding_dense_backward, since gradients are added in place on CPUs only",
     "profiler::": "the same, since it computes nothing",
 }
 """Operators that only a CPU is sent to, and what runs on MPS in their place."""

@@ -255,7 +255,7 @@ def test_a_round_keeps_what_a_rollout_had(place: Path, tmp_path: Path) -> None:
     asked = recipe(
         place, tmp_path, *own, f"environment={tmp_path}/own.py:Again", "grpo.max_completion_tokens=150"
     )
-    with pytest.raises(DataError, match="that an environment or a chat.s tool answered"):
+    with pytest.raises(DataError, match=r"that an environment or a chat's tool answered"):
         iterate(asked, rounds=1, drawing=FEW)
     columns = "turns", "sampled_tokens", "prompt_tokens", "checker", "sampler_log_prob_sum"
     (kept,) = query(

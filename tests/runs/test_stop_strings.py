@@ -78,9 +78,9 @@ def test_a_certain_model_earns_in_training_what_the_evaluation_measures(tmp_path
 
 def taught(policy: Policy, demos: list[Demonstration], folder: Path) -> None:
     changes = [
-        "sft.max_steps=60",
+        "sft.max_steps=100",
         "sft.learning_rate=1e-2",
-        "sft.lr_scheduler=constant",
+        "sft.lr_scheduler=linear",
         "sft.max_length=null",
     ]
     changes += [f"sft.batch_size={len(demos)}", "sft.gradient_accumulation_steps=1"]

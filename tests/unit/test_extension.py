@@ -123,6 +123,7 @@ TOGETHER = {
     ("serve", "model_folder"): "its card knows the settings that nobody used",
     ("full_python", "toolbox"): "it is one of the tools",
     ("tools", "toolbox"): "what may be called",
+    ("gain_parts", "toolbox"): "who works a sum out",
     ("tools", "environments"): "who answers",
     ("environments", "toolbox"): "what an answer is",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorist.cli.terminal import Line, Result, View, closing_table, verb
+from algorist.cli.terminal import Line, Result, View, closing_table, table, verb
 from algorist.errors import ConfigError, DataError, nearest
 from algorist.store.safe_text import one_line
 from algorist.store.stages import EVALUATED, STAGES
@@ -37,6 +37,9 @@ class Compared(Result):
     sampled_p_value: Annotated[float | None, "permutation test of the sampled accuracy"]
     warnings: Annotated[list[str], "what makes them hard to compare"]
     settings: Annotated[dict[str, list[str]], "key → its values, where they differ"]
+    parts: Annotated[
+        dict[str, Any] | None, "with --parts, reason → its share before and after, and its part of the gain"
+    ]
     next: Annotated[str | None, "the command for one page about both runs"]
     questions: dict[str, str]
     before: Any
@@ -56,6 +59,8 @@ class Compared(Result):
         yield f"{self.n} problems" + ("" if self.p_value is None else f"{flips}{self.p_value:.2g}")
         if remains := without_the_form(self.differences):
             yield remains
+        if self.parts is not None:
+            yield from self._gain()
         if self.sampled_p_value is not None:
             yield f"sampled accuracy: permutation test p = {self.sampled_p_value:.2g}"
         for what, problems in (("turned right", self.gained), ("turned wrong", self.lost)):
@@ -71,10 +76,31 @@ class Compared(Result):
         if self.next:
             yield f"both runs in one page: {self.next}"
 
+    def _gain(self) -> View:
+        """Yield the parts of the gain, those in all in a sentence."""
+
+        def points(interval: Any) -> str:
+            value, low, high = (100 * number for number in (interval.value, interval.low, interval.high))
+            return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+        parts = self.parts or {}
+        rows = [
+            [name, f"{part.before:.1%}", f"{part.after:.1%}", points(part.gain)]
+            for name, part in parts.items()
+            if not part.total
+        ]
+        yield table(("wrong by", "before", "after", "points of the gain"), rows)
+        totals = [f"{name} {points(part.gain)}" for name, part in parts.items() if part.total]
+        yield f"points of the gain: {', '.join(totals)}"
+
 
 @verb(app)
 def compare(
-    before: Path, after: Path, score: list[str] | None = None, plugin: list[str] | None = None
+    before: Path,
+    after: Path,
+    score: list[str] | None = None,
+    plugin: list[str] | None = None,
+    parts: bool = False,
 ) -> Compared:
     """Compare two evaluations on the problems that both have: paired differences, McNemar's test, flipped problems.
 
@@ -84,6 +110,7 @@ def compare(
         after: The other one.
         score: Which score of another program's file counts; given twice: of the first, of the second.
         plugin: A Python file of yours with an @importer for further files.
+        parts: Also where the gain comes from: format, length, extraction, arithmetic, operations.
 
     Example: algorist compare runs/quickstart/eval/sft.json runs/quickstart/eval/grpo.json
     """
@@ -110,7 +137,10 @@ def compare(
         settings = {key: list(values) for key, values in differing(runs)}
     questions = {row["problem_id"]: str(row["question"]) for row in second.samples}
     problem = next(iter(questions), None)
+    from algorist.evaluation.doors import BREAKDOWNS
+
     return Compared(
+        parts=BREAKDOWNS.get("parts")(first.samples, second.samples) if parts else None,
         **{f.name: getattr(comparison, f.name) for f in fields(comparison)},
         settings=settings,
         next=f"algorist report {shlex.join(map(str, runs))}" if len(runs) == 2 else None,

@@ -1,5 +1,5 @@
 """Registries for ``algorist eval``: ``@exporter`` for ``--export NAME FOLDER``, ``@probe`` for ``--probe NAME``;
-and for ``algorist compare``: ``@importer`` with the names of the files that it reads.
+and for ``algorist compare``: ``@importer`` with the names of the files that it reads, ``@breakdown`` for ``--parts``.
 
 Light: what they need is imported when they are used.
 """
@@ -16,6 +16,7 @@ from algorist_grader.registry import Registry
 
 if TYPE_CHECKING:
     from algorist.evaluation.artifact import Artifact
+    from algorist.evaluation.estimators import Interval
     from algorist.rollouts.base import RolloutEngine
 
 
@@ -79,3 +80,20 @@ def importer(name: str, *patterns: str) -> Callable[[Callable[[Path], Foreign]],
         return read
 
     return register
+
+
+@dataclass(frozen=True)
+class Part:
+    """One reason of wrong answers: its share of all problems before and after, and what the gain in accuracy owes to it."""
+
+    before: float
+    after: float
+    gain: Interval
+    total: bool = False
+    """Several reasons in one."""
+
+
+Breakdown = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], dict[str, Part]]
+"""Called with the rows of two evaluations of the same problems; returns parts that add up to the difference of their accuracies."""
+BREAKDOWNS: Registry[Breakdown] = Registry("breakdown")
+breakdown = BREAKDOWNS.register

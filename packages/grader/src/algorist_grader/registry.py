@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +38,11 @@ def by_user() -> Iterator[None]:
         _BY_USER.reset(token)
 
 
+def _being_imported(module: str) -> bool:
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 class Registry(Generic[T]):
     """Maps names to objects; duplicate names fail at registration, unknown names answer with the nearest one.
 
@@ -55,7 +61,10 @@ class Registry(Generic[T]):
         """Return a decorator that stores the object under ``name`` and returns it unchanged."""
 
         def decorate(entry: F) -> F:
-            self._open()
+            if not any(
+                map(_being_imported, self._members)
+            ):  # a member imported by its own name registers itself
+                self._open()
             if name in self._entries and not (_BY_USER.get() and name in self._by_user):
                 raise ConfigError(f"{self.kind} '{name}' is registered twice; choose another name")
             self._entries[name] = entry  # type: ignore[assignment]
