@@ -384,7 +384,7 @@ REPLIES: dict[str, Callable[[Any], None]] = {
 def server() -> Iterator[Any]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            made.asked = self.rfile.read(int(self.headers["Content-Length"]))  # type: ignore[attr-defined]
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 made.reply(self)  # type: ignore[attr-defined]
 
@@ -483,6 +483,25 @@ def test_an_ordinary_reply_is_read(server: Any) -> None:
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     (row,) = Endpoint(url, get_format("question_only"), model="m").solve(["1 + 1 = ?"])
     assert row["answer"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (
+            {"text": "so \\boxed{2}. Next: \\boxed{7}", "finish_reason": "length"},
+            "2",
+        ),  # a server that knows no stops
+        ({"text": "so \\boxed{2}", "finish_reason": "stop", "stop_reason": ". Next"}, "2"),
+    ],
+)
+def test_a_server_is_asked_with_the_models_stop_strings(reply: Any, answer: str, server: Any) -> None:
+    server.reply = ok(json.dumps({"choices": [reply]}).encode())
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    asked = Endpoint(url, get_format("question_only"), model="m", stop_strings=(". Next",))
+    (row,) = asked.solve(["1 + 1 = ?"])
+    assert (row["answer"], row["completion"], row["truncated"]) == (answer, "so \\boxed{2}. Next", False)
+    assert json.loads(server.asked)["stop"] == [". Next"]
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:

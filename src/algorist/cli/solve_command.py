@@ -160,7 +160,8 @@ def _server(
     note(f"asking {url} …")
     if how.prompt_format.turns:
         note(f"warning: {how.prompt_format.turns.unanswered()}")
-    return Endpoint(url, how.prompt_format, tokenizer, served), how.max_completion_tokens
+    server = Endpoint(url, how.prompt_format, tokenizer, served, stop_strings=how.stop_strings)
+    return server, how.max_completion_tokens
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -174,8 +176,8 @@ def _seconds_left(lines: list[dict[str, Any]], steps: int | None) -> float | Non
     ]
     if steps is None or len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
-    (first, began), (last, now) = timed[0], timed[-1]
-    return round(max(0, steps - last) * (now - began) / (last - first), 1)
+    paces = [(now - then) / (to - fro) for (fro, then), (to, now) in pairwise(timed) if to > fro]
+    return round(max(0, steps - timed[-1][0]) * median(paces), 1)  # of a resumed run the pause is one of many
 
 
 def _steps(folder: RunFolder, stage: str | None) -> int | None:

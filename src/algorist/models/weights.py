@@ -29,7 +29,8 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     for part in (config, config.get("text_config")):
         for key, most in _MOST.items():
             value = part.get(key) if isinstance(part, Mapping) else None
-            if value is not None and not (isinstance(value, int) and 0 < value <= most):
+            each = value if isinstance(value, list) and len(value) <= _MOST["num_hidden_layers"] else [value]
+            if value is not None and not all(isinstance(v, int) and 0 < v <= most for v in each):
                 raise ValueError(f"{key} is {str(value)[:40]}; expected a number from 1 to {most}")
 
 

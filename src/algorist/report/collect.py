@@ -6,6 +6,8 @@ import itertools
 import json
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from algorist.diagnosis.diagnose import find_causes, too_little
@@ -29,6 +31,8 @@ ROLLOUT_CHARACTERS = 1_100_000
 LONGEST_TEXT = 6_000
 STEPS_SHOWN = 40
 ROLLOUTS_SHOWN = 2_000
+PAUSE = 20
+"""Times the usual seconds of a step from which a gap between two steps is no training."""
 
 
 MAIN_METRICS = ("greedy_accuracy", "lenient_accuracy", "format", "truncated", "mean_tokens")
@@ -117,8 +121,7 @@ def _protocol(record: dict[str, Any]) -> str:
 def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
     """Return model, data, recipe, seed and duration in one line."""
     values = read_settings(run.path)
-    times = [float(line["time"]) for line in lines if isinstance(line.get("time"), (int, float))]
-    took = max(times) - min(times) if len(times) > 1 else 0.0
+    took = training_seconds(lines)
     shown = {
         "recipe": values.get("name"),
         "model": values.get("model.name"),
@@ -127,6 +130,14 @@ def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
         "training": clock(took) if took else None,
     }
     return printable(" · ".join(f"{key} {value}" for key, value in shown.items() if value is not None))
+
+
+def training_seconds(lines: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds between the first and the last step of a run; an evaluation or a pause between two of them counts as a step."""
+    steps = [line["time"] for line in lines if "loss" in line and isinstance(line.get("time"), (int, float))]
+    gaps = [now - then for then, now in pairwise(sorted(steps))]
+    usual = median(gaps) if gaps else 0.0
+    return sum(gap if gap <= PAUSE * usual else usual for gap in gaps)
 
 
 def _verdict(run: RunFolder) -> list[tuple[str, str]]:

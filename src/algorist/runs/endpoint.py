@@ -7,7 +7,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -93,6 +93,7 @@ class Endpoint:
     tokenizer: Any = None
     model: str | None = None
     timeout_s: float = 600.0
+    stop_strings: tuple[str, ...] = ()
 
     def solve(
         self, questions: Sequence[str], *, max_new_tokens: int = 512, temperature: float = 0.0
@@ -106,22 +107,39 @@ class Endpoint:
         name = self.model or self._server.first_model()
         rows = []
         for question in questions:
-            text, reason = self._ask(name, question, max_new_tokens, temperature)
+            choice, text, prompt = self._ask(name, question, max_new_tokens, temperature)
+            text, stopped = self._with_its_stop(choice, text)
+            cut = choice.get("finish_reason") == "length" and not stopped
             rows.append(
-                answer_row(
-                    question, Rollout([], text, None, reason == "length", self.prompt_format.parse(text))
-                )
+                answer_row(question, Rollout([], text, None, cut, self.prompt_format.read(text, prompt)))
             )
         return rows
 
-    def _ask(self, name: str, question: str, limit: int, temperature: float) -> tuple[str, str]:
+    def _with_its_stop(self, choice: Mapping[str, Any], text: str) -> tuple[str, bool]:
+        """Return a text to the end of its first stop string, and whether it has one: servers leave it out, or know none."""
+        ends = [at + len(stop) for stop in self.stop_strings if (at := text.find(stop)) >= 0]
+        if ends:
+            return text[: min(ends)], True
+        said = choice.get("stop_reason")  # vLLM's
+        closing = [self.prompt_format.tags.answer_close] if choice.get("finish_reason") == "stop" else []
+        ended = next(
+            (stop for stop in self.stop_strings if stop == said or (said is None and stop in closing)), ""
+        )
+        return text + ended, bool(ended)
+
+    def _ask(
+        self, name: str, question: str, limit: int, temperature: float
+    ) -> tuple[dict[str, Any], str, str]:
+        """Return a server's choice, its text, and the prompt as far as it is rendered here."""
         body: dict[str, Any] = {"model": name, "max_tokens": limit, "temperature": temperature}
+        if self.stop_strings:  # OpenAI's own server takes four
+            body["stop"] = list(self.stop_strings[:4])
         rendered = self.prompt_format.render(question)
         if self.tokenizer is not None:
             rendered = render_prompt(self.prompt_format, self.tokenizer, question)
         if isinstance(rendered, str):
             choice = self._server.choices("/v1/completions", {**body, "prompt": rendered})[0]
-            return self._text(choice.get("text")), str(choice.get("finish_reason"))
+            return choice, self._text(choice.get("text")), rendered
         if self.prompt_format.prefill():
             raise ConfigError(
                 f"the format {self.prompt_format.name} starts the answer with {self.prompt_format.prefill().strip()!r}, which a "
@@ -132,7 +150,7 @@ class Endpoint:
         choice = self._server.choices("/v1/chat/completions", {**body, "messages": rendered})[0]
         message = choice.get("message")
         content = message.get("content") if isinstance(message, dict) else None
-        return self._text(content), str(choice.get("finish_reason"))
+        return choice, self._text(content), ""
 
     def _text(self, value: Any) -> str:
         if not isinstance(value, str):

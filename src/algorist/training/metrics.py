@@ -110,7 +110,7 @@ def _deviation(values: Tensor) -> float:
 
 
 class Averages:
-    """Collects values between two logged lines and gives their means; NaN is left out."""
+    """Collects values between two logged lines and gives their means, of seconds (``time/``) their sums; NaN is left out."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -121,9 +121,9 @@ class Averages:
             self._values.setdefault(name, []).append(float(value))
 
     def take(self) -> dict[str, Any]:
-        """Return the mean of each name and forget the values."""
+        """Return the mean of each name, of seconds the sum, and forget the values."""
         means = {
-            name: sum(known) / len(known)
+            name: sum(known) / (1 if name.startswith("time/") else len(known))
             for name, values in self._values.items()
             if (known := [v for v in values if not math.isnan(v)])
         }
