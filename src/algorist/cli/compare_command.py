@@ -37,9 +37,7 @@ class Compared(Result):
     sampled_p_value: Annotated[float | None, "permutation test of the sampled accuracy"]
     warnings: Annotated[list[str], "what makes them hard to compare"]
     settings: Annotated[dict[str, list[str]], "key → its values, where they differ"]
-    parts: Annotated[
-        dict[str, Any] | None, "with --parts, reason → its share before and after, and its part of the gain"
-    ]
+    parts: Annotated[dict[str, Any] | None, "reason → gain"]
     next: Annotated[str | None, "the command for one page about both runs"]
     questions: dict[str, str]
     before: Any

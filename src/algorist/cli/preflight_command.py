@@ -45,7 +45,7 @@ class Preflighted(Result):
     memory_limit: Annotated[int, "bytes of the device"]
     planned: Annotated[dict[str, Any], "stage → changes where it cannot fit"]
     tokenization: Annotated[dict[str, Any], "of prompt and tags"]
-    audit: Annotated[dict[str, Any], "own reward → fault, note: what was seen"]
+    audit: Annotated[dict[str, Any], "own reward → findings"]
     extensions: Annotated[dict[str, Any], "name → rows, advice, numbers"]
     advice: Annotated[list[dict[str, Any]], "findings, as those of `algorist diagnose --json`"]
     result: Any

@@ -83,7 +83,7 @@ def importer(name: str, *patterns: str) -> Callable[[Callable[[Path], Foreign]],
 
 
 @dataclass(frozen=True)
-class Part:
+class GainPart:
     """One reason of wrong answers: its share of all problems before and after, and what the gain in accuracy owes to it."""
 
     before: float
@@ -93,7 +93,7 @@ class Part:
     """Several reasons in one."""
 
 
-Breakdown = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], dict[str, Part]]
+Breakdown = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], dict[str, GainPart]]
 """Called with the rows of two evaluations of the same problems; returns parts that add up to the difference of their accuracies."""
 BREAKDOWNS: Registry[Breakdown] = Registry("breakdown")
 breakdown = BREAKDOWNS.register

@@ -10,10 +10,16 @@ from torch import nn
 
 
 def context_of(model: Any) -> int | None:
-    """Return a model's context in tokens, prompt and completion together; None where its configuration has no bound."""
+    """Return a model's context in tokens, prompt and completion together; None where its configuration has no bound.
+
+    LongRoPE has other frequencies for rows beyond its original context, and one forward takes one choice for all of its rows: the
+    original context bounds it, so that each row has those that it has alone.
+    """
     config = model.config.get_text_config(decoder=True)
-    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    return context if isinstance(context, int) and context > 0 else None
+    rope = getattr(config, "rope_parameters", None) or {}
+    first = rope.get("rope_type") == "longrope" and rope["original_max_position_embeddings"]
+    bounds = first, getattr(config, "max_position_embeddings", None), getattr(config, "n_positions", None)
+    return next((bound for bound in bounds if isinstance(bound, int) and bound > 0), None)
 
 
 @contextmanager

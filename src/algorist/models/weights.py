@@ -28,9 +28,9 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     """
     for part in (config, config.get("text_config")):
         for key, most in _MOST.items():
-            value = part.get(key) if isinstance(part, Mapping) else None
-            each = value if isinstance(value, list) and len(value) <= _MOST["num_hidden_layers"] else [value]
-            if value is not None and not all(isinstance(v, int) and 0 < v <= most for v in each):
+            value = part.get(key, 1) if isinstance(part, Mapping) else 1
+            sizes = value if isinstance(value, list) else [value]
+            if not all(size is None or (isinstance(size, int) and 0 < size <= most) for size in sizes):
                 raise ValueError(f"{key} is {str(value)[:40]}; expected a number from 1 to {most}")
 
 

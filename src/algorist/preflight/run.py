@@ -25,6 +25,7 @@ from algorist.evaluation.run import Pulse
 from algorist.models.load import Policy, load_policy, make_policy, width_of
 from algorist.models.loaders import loadable_name, own_loader
 from algorist.models.memory import bounded_memory, memory_limit, memory_now
+from algorist.models.modes import context_of
 from algorist.models.precision import compute_dtype, pick_precision, weight_dtype
 from algorist.preflight.advice import advise
 from algorist.preflight.completions import Look, Sampler
@@ -431,7 +432,7 @@ def prompt_lengths(
 ) -> dict[str, Any]:
     """Return percentiles of the prompt lengths in tokens (of up to 2,000 prompts) and what fits the context."""
     lengths = sorted(len(encode_prompt(form, policy.tokenizer, p.question)) for p in problems[:2000])
-    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_of(policy.model)
     shown = {f"p{q}": lengths[min(len(lengths) - 1, len(lengths) * q // 100)] for q in SHOWN_LENGTHS}
     room = context - recipe.grpo.max_completion_tokens if context else None
     too_long = sum(length > room for length in lengths) if room is not None else 0

@@ -313,14 +313,11 @@ def _with_tags(form: PromptFormat, tags: Mapping[str, str]) -> PromptFormat:
     for key in tags:
         check_known(key, _TAGS, f"prompt.tags has the key '{key}'")
     if not form.tags.all() and any(tags.values()):
-        raise ConfigError(
-            f"prompt.tags is set, but the prompt format {form.name} has no tags: leave it out (prompt.tags=null)"
-        )
+        raise ConfigError(f"prompt format {form.name} has no tags; leave them out: prompt.tags=null")
     new = replace(form.tags, **dict(tags))
     system = form.system_prompt
     for name in _TAGS:
-        old = getattr(form.tags, name)
-        if old:
+        if old := getattr(form.tags, name):
             system = system.replace(old, getattr(new, name))
     return replace(form, tags=new, system_prompt=system)
 

@@ -33,7 +33,9 @@ from algorist.extensions.vllm.section import ColocatedVLLMSection, VLLMServerSec
 from algorist.extensions.vllm.sleep import SLEEPS_WITH_SEGMENTS, why_no_sleep
 from algorist.models.attention import FLASH, describe, pick_attention, set_attention, takes_flash
 from algorist.models.load import load_policy, make_policy, policy_of
+from algorist.models.modes import context_of
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
+from algorist.models.weights import check_sizes
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
@@ -47,6 +49,7 @@ from algorist.training.log_probs import packed_log_probs
 from algorist.training.training_arguments import optim_arguments
 from algorist.types import Problem
 from tests.tiny import tiny_policy
+from tests.unit.rollouts.rollout_models import FAMILIES, SHAPE
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZES: dict[str, Any] = {"hidden_size": 32, "layers": 2, "vocab_size": 400}
@@ -404,3 +407,19 @@ def test_a_mixture_that_returns_its_router_is_asked_for_logits_alone(tmp_path: P
     rows = [[5, 6, 7], [5, 6, 7, 8]]
     groups = NativeEngine(policy.model).generate(rows, 2, SamplingParams(max_new_tokens=4, seed=0))
     assert [len(group) for group in groups] == [2, 2]
+
+
+def test_a_longrope_model_has_the_context_that_one_choice_of_frequencies_has() -> None:
+    """Beside a row beyond it, the others were computed with the long frequencies: by another function than alone."""
+    model, config, shape, _ = FAMILIES["phi4_mini"]
+    policy = model(config(**{**SHAPE, **shape}))
+    assert context_of(policy) == 224 < policy.config.max_position_embeddings
+    prompts = [[5 + n % 100 for n in range(length)] for length in (20, 215)]
+    rows = NativeEngine(policy).generate(prompts, 1, SamplingParams(max_new_tokens=30, temperature=0.0))
+    assert [len(completion.token_ids) for group in rows for completion in group] == [30, 9]
+
+
+def test_sizes_may_differ_by_layer() -> None:
+    check_sizes({"intermediate_size": [64, 128]})
+    with pytest.raises(ValueError, match="intermediate_size is"):
+        check_sizes({"intermediate_size": [64, 10**9]})

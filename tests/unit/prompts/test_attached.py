@@ -91,7 +91,7 @@ def test_own_tags_and_system_prompt() -> None:
         with pytest.raises(ConfigError, match="four texts that differ and are not blank"):
             get_format("reasoning_answer", tags={"answer_close": tag})
     assert get_format("question_only", tags={"answer_close": ""}).parse("\\boxed{1}").answer == "1"
-    with pytest.raises(ConfigError, match="the prompt format boxed has no tags: leave it out"):
+    with pytest.raises(ConfigError, match="prompt format boxed has no tags; leave them out"):
         get_format("boxed", tags={"answer_open": "<a>"})
 
 

@@ -1,4 +1,4 @@
-"""Why an answer is wrong, and what a gain in accuracy owes to each reason.
+"""Reasons of wrong answers, and the part of a gain in accuracy that each of them has.
 
 A problem that turned right counts for the reason why it was wrong before, one that turned wrong against the reason why it is wrong
 now. So the parts add up to the gain, problem by problem, and each has the interval of a paired difference.
@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from algorist.errors import DataError
-from algorist.evaluation.doors import Part
+from algorist.evaluation.doors import GainPart
 from algorist.evaluation.estimators import paired_share_difference
 from algorist.extensions.toolbox.calculator import CURRENCIES, NotArithmetic, as_text, last_sum, value_of
 from algorist_grader import grade
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")
 _SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\$": "$", "**": "", "\\,": ""}
 
 
-def parts_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Part]:
+def parts_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, GainPart]:
     """Split the difference of two evaluations' greedy accuracy into its reasons, with ``form`` and ``mathematics`` in all.
 
     Args:
@@ -50,7 +50,7 @@ def parts_of(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     return {name: _part(reasons, group) for name, group in groups.items()}
 
 
-def _part(reasons: Sequence[tuple[str, str]], group: set[str]) -> Part:
+def _part(reasons: Sequence[tuple[str, str]], group: set[str]) -> GainPart:
     """Return the part of a group of reasons.
 
     Args:
@@ -60,7 +60,7 @@ def _part(reasons: Sequence[tuple[str, str]], group: set[str]) -> Part:
     up = sum(was in group and not now for was, now in reasons)
     down = sum(not was and now in group for was, now in reasons)
     first, second = (sum(pair[i] in group for pair in reasons) / len(reasons) for i in (0, 1))
-    return Part(first, second, paired_share_difference(up, down, len(reasons)), total=len(group) > 1)
+    return GainPart(first, second, paired_share_difference(up, down, len(reasons)), total=len(group) > 1)
 
 
 def reason(row: Mapping[str, Any]) -> str:
