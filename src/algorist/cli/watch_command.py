@@ -176,7 +176,9 @@ def _seconds_left(lines: list[dict[str, Any]], steps: int | None) -> float | Non
     ]
     if steps is None or len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
-    paces = [(now - then) / (to - fro) for (fro, then), (to, now) in pairwise(timed) if to > fro]
+    paces = [
+        (now - then) / (step - before) for (before, then), (step, now) in pairwise(timed) if step > before
+    ]
     return round(max(0, steps - timed[-1][0]) * median(paces), 1)  # of a resumed run the pause is one of many
 
 

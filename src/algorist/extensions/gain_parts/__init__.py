@@ -1,4 +1,4 @@
-"""Where a gain comes from: format, length, extraction, arithmetic, operations (``algorist compare --parts``)."""
+"""Parts of a gain by reason: format, length, extraction, arithmetic, operations (``algorist compare --parts``)."""
 
 from __future__ import annotations
 
