@@ -102,7 +102,7 @@ def phases(lines: Sequence[dict[str, Any]], stage: str) -> dict[str, float]:
 
 SPENT = ("sampling", "grading", "update", "evaluation", "loading", "saving", "starting", "other")
 """Kinds of work that a run's seconds go to; those after the evaluation are overhead."""
-_PHASE = {"rollout": "sampling", "reward": "grading", "sft": "update"}
+_PHASE = {"rollout": "sampling", "reward": "grading", "batch": "update", "sft": "update"}
 
 
 def where_time_went(seconds: Any, lines: Sequence[dict[str, Any]]) -> list[tuple[str, float, float]]:

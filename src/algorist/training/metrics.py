@@ -122,10 +122,9 @@ class Averages:
 
     def take(self) -> dict[str, Any]:
         """Return the mean of each name, of seconds the sum, and forget the values."""
-        means = {
+        taken, self._values = self._values, {}
+        return {
             name: sum(known) / (1 if name.startswith("time/") else len(known))
-            for name, values in self._values.items()
+            for name, values in taken.items()
             if (known := [v for v in values if not math.isnan(v)])
         }
-        self._values.clear()
-        return means

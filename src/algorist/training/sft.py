@@ -23,6 +23,7 @@ from algorist.errors import DataError
 from algorist.objectives import Objective, loss_named
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import render_prompt
+from algorist.prompts.pieces import encode_after
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Metrics
@@ -158,7 +159,7 @@ def tokenize_demonstrations(
     texts = [
         t.rstrip() if t.rstrip().endswith(tokenizer.eos_token) else t for t in texts
     ]  # it is the end, and has none after it
-    flat = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
+    flat = iter(encode_after(tokenizer, texts))
     end = tokenizer.eos_token_id
     rows = []
     for prompt, parts in zip(prompts, pieces, strict=True):

@@ -131,12 +131,14 @@ def roll_out(trainer: Collector, problems: Sequence[Problem]) -> Batch:
         extension.groups(sampled, trainer)
     # advantages: rewards (P, G) → (P, G), one number a token from here on
     advantages_PG = advantages_of(sampled.groups, trainer.objective)
+    paid = time.perf_counter()
     # batch: numbers per token (B, T)
     batch = with_old_log_probs(trainer, trainer.share_of(sampled.groups, advantages_PG), sampled.earlier)
     for extension in trainer.extensions:
         batch = extension.batch(batch, trainer)
     trainer.log_rollouts(sampled, advantages_PG)
-    trainer.averages.add({"time/reward_s": time.perf_counter() - began - sampled.seconds})
+    made = time.perf_counter() - paid
+    trainer.averages.add({"time/reward_s": paid - began - sampled.seconds, "time/batch_s": made})
     return batch
 
 

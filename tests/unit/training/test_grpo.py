@@ -178,6 +178,7 @@ def test_records_and_metrics(tmp_path: Path) -> None:
         "time/rollout_s",
         "time/update_s",
         "time/reward_s",
+        "time/batch_s",
         "time/step_s",
         "reward",
         "rewards/reward_length/mean",

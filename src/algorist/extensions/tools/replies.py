@@ -16,6 +16,7 @@ from algorist.extensions.tools.formats import Call, CallFormat
 from algorist.extensions.tools.section import ToolsSection
 from algorist.prompts.attached import own_template
 from algorist.prompts.base import PromptFormat
+from algorist.prompts.pieces import encode_after
 from algorist.types import ENVIRONMENT, Problem, Turn
 
 REFUSED = "TooManyCalls"
@@ -99,7 +100,7 @@ class Replies:
     def _ids(self, text: str, plain: bool = False) -> list[int]:
         """Return the tokens of a text; ``plain``: special tokens in it are none."""
         text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
-        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
+        return encode_after(self.tokenizer, [text], split_special_tokens=plain)[0]
 
     def _message(self, role: str, closed: bool) -> tuple[str, str]:
         """Return what stands before and after a message inside a conversation; a completion that is closed has its end token already."""
