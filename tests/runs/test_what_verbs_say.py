@@ -45,6 +45,9 @@ def test_eval_says_limit_and_format_and_what_to_do(run: Path, verb: Any) -> None
     code, out, err = verb("eval", str(run), *DATA, "--out", "f", "--name", "n", "--max-new-tokens", "5")
     assert "completions of up to 5 tokens" in err and "cut off at 5 tokens" in out
     assert "--max-new-tokens 20" in out
+    for words in (("--step", "1"), ("--sort=-advantage",)):  # they were taken and did nothing
+        code, _, err = verb("inspect", "e/n.json", *words)
+        assert code == 2 and "an evaluation has no steps and no advantages" in err
     code, out, _ = verb("inspect", "e/n.json", "--wrong", "--limit", "2")
     assert code == 0 and out.count("· gold ") == 2 and "→ " in out
 

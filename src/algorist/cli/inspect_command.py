@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from algorist.cli.terminal import Line, Result, View, say, table, verb
-from algorist.errors import check_known
+from algorist.errors import ConfigError, check_known
 from algorist.store.safe_text import number_text, one_line
 
 app = typer.Typer(add_completion=False)
@@ -66,6 +66,8 @@ def inspect(
     if sql is not None:
         rows = query(run.parent.parent if of_evaluation else run, sql)
     elif of_evaluation:
+        if step is not None or sort.removeprefix("-") == "advantage":
+            raise ConfigError("an evaluation has no steps and no advantages: leave --step and --sort=advantage out")
         rows = _samples(run, problem, reason, correct, contains)
         check_known(sort, SORTS, f"cannot sort by '{sort}'", "Known: {}")
         if (key := sort.removeprefix("-")) != "step":
