@@ -15,6 +15,7 @@ from algorist.errors import DataError
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import paired_metrics
 from algorist.report.results import gained, results_table
+from algorist.store.times import Took
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SETTINGS = (
@@ -88,3 +89,10 @@ def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
     one = next((DOCS / "results").glob("*.json"))
     (tmp_path / "result.json").write_bytes(one.read_bytes())  # a run's folder has other JSON files
     assert results_table(tmp_path) == results_table(one) != ""
+
+
+def test_processor_minutes_of_several_processes_are_not_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = Took(resumed=False)
+    assert took.until_now()["processor_minutes"] is not None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert took.until_now()["processor_minutes"] is None

@@ -101,7 +101,7 @@ def sharded(path: Path, config: str, name: str, *more: str) -> str:
 def test_the_run_is_that_of_one_process(folder: Path, config: str) -> None:
     one, two = folder / "runs/one", folder / "runs" / config
     for stage in ("sft", "grpo"):
-        assert largest_difference(weights(one, stage), weights(two, stage)) <= WEIGHTS
+        assert largest_difference(weights(one, stage), weights(two, stage)) <= 2 * WEIGHTS
     assert largest_difference(weights(one, "sft"), weights(one, "grpo")) > 100 * WEIGHTS  # GRPO did learn
     lines = [[row for row in metrics(run) if "grad_norm" in row] for run in (one, two)]
     for first, second in zip(*lines, strict=True):

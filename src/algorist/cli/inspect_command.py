@@ -67,7 +67,9 @@ def inspect(
         rows = query(run.parent.parent if of_evaluation else run, sql)
     elif of_evaluation:
         if step is not None or sort.removeprefix("-") == "advantage":
-            raise ConfigError("an evaluation has no steps and no advantages: leave --step and --sort=advantage out")
+            raise ConfigError(
+                "an evaluation has no steps and no advantages: leave --step and --sort=advantage out"
+            )
         rows = _samples(run, problem, reason, correct, contains)
         check_known(sort, SORTS, f"cannot sort by '{sort}'", "Known: {}")
         if (key := sort.removeprefix("-")) != "step":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from jinja2 import Environment
 from jinja2.exceptions import TemplateError
 
 from algorist.errors import ConfigError, nearest
@@ -100,7 +100,7 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
 
 @lru_cache(maxsize=32)
 def _names_in(template: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[A-Za-z_]\w*", template))
+    return frozenset(text for _, kind, text in Environment().lex(template) if kind == "name")
 
 
 # ---- a tokenizer that asks in this way wherever its model goes

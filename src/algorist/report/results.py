@@ -112,7 +112,9 @@ def _line(file: Path) -> str:
         memory = float(result["peak_gpu_memory_gib"] or result["peak_memory_gib"])
         minutes = "? minutes"
         if result["minutes"] is not None:
-            minutes = f"{result['minutes']:.0f} minutes ({result['processor_minutes']:.0f} of the processor)"
+            processor = result["processor_minutes"]
+            minutes = f"{result['minutes']:.0f} minutes"
+            minutes += f" ({processor:.0f} of the processor)" if processor is not None else ""
         strict, lenient = (_change(result, metric) for metric in (STRICT, LENIENT))
         return (
             f"- {markdown(result['recipe'])}, seed {int(result['seed'])} ({markdown(result['model'])}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -39,7 +40,10 @@ class Times:
 
 
 class Took:
-    """Resources that a run uses from now on; of a run that is continued only the memory is known."""
+    """Resources that a run uses from now on; of a run that is continued only the memory is known.
+
+    The memory is that of one process; the processor's minutes are not known where there are several.
+    """
 
     def __init__(self, resumed: bool) -> None:
         self.resumed, self.began, self.cpu = resumed, time.monotonic(), processor_seconds()
@@ -47,11 +51,12 @@ class Took:
     def until_now(self) -> dict[str, float | None]:
         minutes = (time.monotonic() - self.began) / 60
         processor = (processor_seconds() - self.cpu) / 60
+        alone = os.environ.get("WORLD_SIZE", "1") == "1"
         torch = sys.modules.get("torch")
         gpu = torch.cuda.max_memory_allocated() if torch else 0
         return {
             "minutes": None if self.resumed else round(minutes, 2),
-            "processor_minutes": None if self.resumed else round(processor, 2),
+            "processor_minutes": round(processor, 2) if alone and not self.resumed else None,
             "peak_memory_gib": round(own_memory(peak=True) / 2**30, 2),
             "peak_gpu_memory_gib": round(gpu / 2**30, 2) if gpu else None,
         }
