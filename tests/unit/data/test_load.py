@@ -331,10 +331,10 @@ def test_a_column_lies_within_an_object(tmp_path: Path) -> None:
     columns = {"question": "item.ask", "answer": "item.meta.final"}
     problems = load_problems(section(name="local", path=jsonl(tmp_path, rows), columns=columns))
     assert [(p.question, p.answer) for p in problems] == [(f"{n} + 1?", str(n + 1)) for n in range(3)]
-    with pytest.raises(DataError, match=r"no column 'item.mata.final'.*Did you mean 'item.meta.final'"):
+    with pytest.raises(DataError, match=r"no column 'item.meta.finl'.*Did you mean 'item.meta.final'"):
         load_problems(
             section(
-                name="local", path=jsonl(tmp_path, rows), columns={**columns, "answer": "item.mata.final"}
+                name="local", path=jsonl(tmp_path, rows), columns={**columns, "answer": "item.meta.finl"}
             )
         )
 
