@@ -13,6 +13,7 @@ import pytest
 
 from algorist.cli.trl_script import ADAPTERS, DEFAULTS, PEFT_MODULES
 from algorist.config import load_recipe
+from algorist.prompts import get_format
 from algorist_grader.user_code import import_file
 from tests.conftest import Cli
 from tests.marks import first
@@ -342,6 +343,10 @@ def test_columns_that_a_script_makes_are_named(read: Any, tmp_path: Path) -> Non
     assert settings["prompt.format"] == "last_number" and "map(" not in left
     rewards = import_file(tmp_path / "own_rewards.py")
     assert rewards.correct(prompts=[""], completions=[[{"content": "7"}]], answer=["7"], level=[1]) == [1.0]
+    boxed = MAPPED.replace("{gold}", 'str(row["a"])').replace("#### NUMBER", "a \\\\boxed{} at the end")
+    settings, _ = read(boxed)
+    get_format(settings["prompt.format"], system_prompt=settings["prompt.system_prompt"])
+    assert settings["prompt.format"] == "boxed"
     _, left = read(MAPPED.replace("{gold}", 'clean(row["a"])'))
     assert "columns are read as they are, without: clean(row['a'])" in left
     settings, left = read(MAPPED.replace("{gold}", 'row["a"] + row["b"]'))

@@ -75,7 +75,7 @@ class Compared(Result):
             yield f"both runs in one page: {self.next}"
 
     def _gain(self) -> View:
-        """Yield the parts of the gain, those in all in a sentence."""
+        """Yield the parts of the gain in a table, and in a sentence what they add up to."""
 
         def points(interval: Any) -> str:
             value, low, high = (100 * number for number in (interval.value, interval.low, interval.high))
@@ -115,6 +115,7 @@ def compare(
     import algorist.config.schema  # noqa: F401  (finds the extensions, and so who reads other files)
     from algorist.evaluation.compare import compare as compare_artifacts
     from algorist.evaluation.compare import on_common_problems
+    from algorist.evaluation.doors import BREAKDOWNS
     from algorist.user_code import load_plugins
 
     load_plugins(plugin or [])
@@ -135,8 +136,6 @@ def compare(
         settings = {key: list(values) for key, values in differing(runs)}
     questions = {row["problem_id"]: str(row["question"]) for row in second.samples}
     problem = next(iter(questions), None)
-    from algorist.evaluation.doors import BREAKDOWNS
-
     return Compared(
         parts=BREAKDOWNS.get("parts")(first.samples, second.samples) if parts else None,
         **{f.name: getattr(comparison, f.name) for f in fields(comparison)},

@@ -47,7 +47,7 @@ def parameters(script: Script, name: str) -> list[str]:
 
 def under_our_name(script: Script, name: str) -> str:
     """Return code that gives a reward function its answers by the name that they have here; empty where it asks for no other."""
-    (node,) = (n for n in script.tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    node = [n for n in script.tree.body if isinstance(n, ast.FunctionDef) and n.name == name][-1]
     theirs = [argument for argument in parameters(script, name) if argument in script.answers]
     if not theirs or "answer" in parameters(script, name):
         return ""

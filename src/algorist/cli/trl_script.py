@@ -70,7 +70,7 @@ SCALES = {"group": "group_normalized", "batch": "batch_normalized", "none": "gro
 FORM_OF = {
     "<reasoning>": "reasoning_answer",
     "<think>": "think_answer",
-    "\\boxed": "question_only",
+    "\\boxed": "boxed",
     "####": "last_number",
 }
 """Mark in a system prompt → the prompt format that reads such answers."""
@@ -341,7 +341,8 @@ def _prompt(script: Script) -> None:
             script.settings["prompt.format"] = form
         else:
             script.left.append(
-                "the system prompt names no <reasoning> or <think> tags, no \\boxed and no ####: choose prompt.format (algorist recipes show, docs/extending.md)"
+                "the system prompt names no <reasoning> or <think> tags, no \\boxed and no ####: choose prompt.format (algorist "
+                "recipes show, docs/extending.md)"
             )
 
 

@@ -257,13 +257,13 @@ def cell(row: Row, name: str) -> Any:
     return row.get(name) if name in row or "." not in name else with_inner(row).get(name)
 
 
-def with_inner(row: Row) -> Row:
+def with_inner(row: Row, levels: int = 4) -> Row:
     """Return a row with what its objects hold, too: ``item.answer`` is the ``answer`` of the column ``item``."""
     inner = {
         f"{name}.{key}": value
-        for name, cell in row.items()
-        if isinstance(cell, dict)
-        for key, value in with_inner(cell).items()
+        for name, column in row.items()
+        if levels and isinstance(column, dict)
+        for key, value in with_inner(column, levels - 1).items()
     }
     return {**inner, **row} if inner else row
 

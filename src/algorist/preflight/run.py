@@ -83,7 +83,7 @@ class Preflight:
     """Changes for a stage that cannot fit whatever the batch; it is not tried."""
     tokenization: dict[str, Any] = field(default_factory=dict)
     audit: dict[str, dict[Level, list[str]]] = field(default_factory=dict)
-    """Name of a reward of the user's own → its faults."""
+    """Name of a reward of the user's own → level → what was seen."""
     extensions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results of extensions, by name: ``rows`` of the table, ``advice``, and numbers of their own."""
     advice: list[Finding] = field(default_factory=list)

@@ -281,7 +281,8 @@ def get_format(
     The ``system_prompt`` of a raw format is its whole text, with ``{question}``.
 
     Raises:
-        ConfigError: Unknown format or tag name, a repeated tag, tags of a format that has none, or a raw text without its question or its opening tag.
+        ConfigError: Unknown format or tag name, a repeated tag, tags of a format that has none, or a raw text without its
+            question or its opening tag.
     """
     form = _with_tags(FORMATS.get(name), tags or {})
     if not system_prompt or form.is_chat:

@@ -333,9 +333,7 @@ def test_a_column_lies_within_an_object(tmp_path: Path) -> None:
     assert [(p.question, p.answer) for p in problems] == [(f"{n} + 1?", str(n + 1)) for n in range(3)]
     with pytest.raises(DataError, match=r"no column 'item.meta.finl'.*Did you mean 'item.meta.final'"):
         load_problems(
-            section(
-                name="local", path=jsonl(tmp_path, rows), columns={**columns, "answer": "item.meta.finl"}
-            )
+            section(name="local", path=jsonl(tmp_path, rows), columns={**columns, "answer": "item.meta.finl"})
         )
 
 

@@ -39,6 +39,7 @@ def by_user() -> Iterator[None]:
 
 
 def _being_imported(module: str) -> bool:
+    """Tell whether a module's import has begun and not ended."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
 
@@ -61,9 +62,8 @@ class Registry(Generic[T]):
         """Return a decorator that stores the object under ``name`` and returns it unchanged."""
 
         def decorate(entry: F) -> F:
-            if not any(
-                map(_being_imported, self._members)
-            ):  # a member imported by its own name registers itself
+            # A member that is imported by its own name registers itself before the others are asked.
+            if not any(map(_being_imported, self._members)):
                 self._open()
             if name in self._entries and not (_BY_USER.get() and name in self._by_user):
                 raise ConfigError(f"{self.kind} '{name}' is registered twice; choose another name")
