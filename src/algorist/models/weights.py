@@ -65,7 +65,7 @@ def check_weights(
         low, high = torch.aminmax(tensor.detach())
         if not torch.isfinite(torch.stack([low, high])).all():
             wrong.append(name)
-        elif whole and tensor.ndim > 1 and tensor.numel() > 1 and not low and not high:
+        elif whole and tensor.ndim > 1 and len(tensor) > 1 and not low and not high:  # one row is a bias
             empty.append(name)
     other = [name if isinstance(name, str) else _shapes(*name) for name in mismatched]
     parts = [

@@ -35,7 +35,7 @@ from algorist.models.attention import FLASH, describe, pick_attention, set_atten
 from algorist.models.load import load_policy, make_policy, policy_of
 from algorist.models.modes import context_of
 from algorist.models.precision import Precision, mixed_precision, pick_precision, set_compute
-from algorist.models.weights import check_sizes
+from algorist.models.weights import check_sizes, check_weights
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import SamplingParams
 from algorist.rollouts.native.engine import NativeEngine
@@ -423,3 +423,10 @@ def test_sizes_may_differ_by_layer() -> None:
     check_sizes({"intermediate_size": [64, 128]})
     with pytest.raises(ValueError, match="intermediate_size is"):
         check_sizes({"intermediate_size": [64, 10**9]})
+
+
+def test_a_bias_of_one_row_may_be_zeros() -> None:
+    """Routers of Ernie 4.5 begin so; a matrix of zeros is half of a copy."""
+    check_weights("m", tensors=[("correction_bias", torch.zeros(1, 4))])
+    with pytest.raises(CheckpointError, match="nothing but zeros in weight"):
+        check_weights("m", tensors=[("weight", torch.zeros(2, 4))])
