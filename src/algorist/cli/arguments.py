@@ -145,7 +145,7 @@ def stage_alone(name: str, words: Sequence[str]) -> str | None:
     if not _is_run(folder) or named & {word.partition("=")[0] for word in words}:
         return None
     run = RunFolder(folder)
-    made = shlex.split(str((run.read_json("environment.json") or {}).get("command") or ""))
+    made = run.command()
     alone = [stage for stage in STAGES if ("--only", stage) in pairwise(made) or f"--only={stage}" in made]
     others = set(STAGES) - set(alone)
     return alone[0] if alone and not others & run.stages().keys() else None

@@ -127,7 +127,7 @@ def _again(run: Path, change: tuple[str, ...]) -> str:
     from algorist.store.redact import HIDDEN
     from algorist.store.run_folder import RunFolder
 
-    words = shlex.split(str((RunFolder(run).read_json("environment.json") or {}).get("command") or ""))
+    words = RunFolder(run).command()
     if words[1:2] != ["run"] or not change or "--" in words or HIDDEN in " ".join(words):
         return ""
     new = {line.partition("=")[0] for line in change} | {"run_name"}

@@ -81,13 +81,8 @@ def _made(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
             pairs = zip(row.keys, row.values, strict=True)
             yield from ((str(key.value), value) for key, value in pairs if isinstance(key, ast.Constant))
     for node in inner:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(target, ast.Subscript)
-            and isinstance(target.slice, ast.Constant)
-        ):
-            yield str(target.slice.value), node.value
+        if isinstance(node, ast.Assign) and (name := _name(node.targets[0])):
+            yield name, node.value
 
 
 def _user(prompt: ast.expr | None) -> ast.expr | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -177,7 +176,9 @@ def _seconds_left(lines: list[dict[str, Any]], steps: int | None) -> float | Non
     if steps is None or len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
     paces = [
-        (now - then) / (step - before) for (before, then), (step, now) in pairwise(timed) if step > before
+        (now - then) / (step - before)
+        for (before, then), (step, now) in itertools.pairwise(timed)
+        if step > before
     ]
     return round(max(0, steps - timed[-1][0]) * median(paces), 1)  # of a resumed run the pause is one of many
 

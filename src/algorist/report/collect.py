@@ -6,7 +6,6 @@ import itertools
 import json
 import shlex
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -32,7 +31,7 @@ LONGEST_TEXT = 6_000
 STEPS_SHOWN = 40
 ROLLOUTS_SHOWN = 2_000
 PAUSE = 20
-"""Times the usual seconds of a step from which a gap between two steps is no training."""
+"""Times the usual gap between two logged steps: a longer one is no training (an evaluation, a run that was stopped)."""
 
 
 MAIN_METRICS = ("greedy_accuracy", "lenient_accuracy", "format", "truncated", "mean_tokens")
@@ -133,9 +132,9 @@ def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def training_seconds(lines: Sequence[dict[str, Any]]) -> float:
-    """Return the seconds between the first and the last step of a run; an evaluation or a pause between two of them counts as a step."""
+    """Return the seconds between the first and the last step of a run; a gap of more than ``PAUSE`` steps counts as one step."""
     steps = [line["time"] for line in lines if "loss" in line and isinstance(line.get("time"), (int, float))]
-    gaps = [now - then for then, now in pairwise(sorted(steps))]
+    gaps = [now - then for then, now in itertools.pairwise(sorted(steps))]
     usual = median(gaps) if gaps else 0.0
     return sum(gap if gap <= PAUSE * usual else usual for gap in gaps)
 

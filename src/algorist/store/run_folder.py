@@ -140,6 +140,10 @@ class RunFolder:
         """Write ``environment.json``: versions, hardware, git commit, command, seed."""
         self.write_json("environment.json", environment() | {"seed": seed})
 
+    def command(self) -> list[str]:
+        """Return the words of the command that began the run; an empty list where it is not known."""
+        return shlex.split(str((self.read_json("environment.json") or {}).get("command") or ""))
+
     def keep_inputs(self, inputs: dict[str, dict[str, str]]) -> None:
         """Copy the files that have a place for a ``copy``, and write ``inputs.json``.
 

@@ -113,10 +113,4 @@ def worked_out(text: str) -> list[tuple[Fraction, Fraction]]:
 def _replaced(number: str, corrected: Mapping[Fraction, Fraction]) -> str:
     value = Fraction(number.replace(",", ""))
     right = corrected.get(value, value)
-    return (
-        number
-        if right == value
-        else f"({right.numerator}/{right.denominator})"
-        if right.denominator > 1
-        else f"({right})"
-    )
+    return number if right == value else f"({right})"
