@@ -203,7 +203,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "question_not_asked": (*EVALUATED, "plugins=[FORMATS]", "prompt.format=short"),
     "matcher_accepts": ("plugins=[CHECKER]", "matcher=any_number"),
     "answers_without_steps": (
-        *SFT, "sft.max_steps=60", "data.sft={name: local, path: ALONE}", "eval.enabled=true", "data.eval={name: local, path: UNSEEN}",
+        *SFT, "sft.max_steps=240", "data.sft={name: local, path: ALONE}", "eval.enabled=true", "data.eval={name: local, path: UNSEEN}",
     ),
     "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),

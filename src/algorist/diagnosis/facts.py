@@ -390,8 +390,21 @@ def length(f: Facts) -> dict[str, float] | None:
     return {
         "first": round(before.mean, 1),
         "last": round(after.mean, 1),
-        "z": z_score(before, after, least_variance=1.0),
+        "z": round(z_score(before, after, least_variance=1.0), 1),
     }
+
+
+@fact("within the groups the rewards follow the length: correlation {:+.2f}")
+def length_paid(f: Facts) -> float | None:
+    """Correlate the rewards of all rollouts with their tokens, each less its group's mean."""
+    if (run := f.signals.run) is None:
+        return None
+    less_mean = '{0} - avg({0}) OVER (PARTITION BY stage, step, "group")'
+    columns = f"{less_mean.format('reward')} AS paid, {less_mean.format('completion_tokens')} AS longer"
+    (row,) = query(
+        run, f"SELECT corr(paid, longer) AS r FROM (SELECT {columns} FROM rollouts WHERE isfinite(reward))"
+    )
+    return row["r"] if row["r"] == row["r"] else None
 
 
 @fact("from the first to the last window the accuracy changes by {:+.3f}")

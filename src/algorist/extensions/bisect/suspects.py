@@ -54,6 +54,11 @@ class Suspect:
         return self.key.split(".")[0] in ("sft", "model", "prompt", "plugins") or self.key == "data.sft"
 
     @property
+    def lowers_rate(self) -> bool:
+        """Whether it lowers a learning rate."""
+        return self.key.endswith(".learning_rate") and self.other < self.now
+
+    @property
     def short(self) -> str:
         """The key alone; of a reward its name, without the folder of its file."""
         return self.key.removeprefix("rewards.").rpartition("/")[2]

@@ -44,7 +44,7 @@ P_BETTER = math.erfc(BETTER / math.sqrt(2))
 MOST = 0.7
 """Part of the gain of all lines together that fewer lines must reach to be taken for them."""
 SOLVED = 0.9
-"""Accuracy from which on there is little to learn."""
+"""Accuracy from which on there is little to learn, and the part of it that must be left then."""
 LEAST_VARIANCE = 0.01
 """Of the accuracy between groups, so that a few equal ones do not look certain."""
 METRIC = "greedy_accuracy"
@@ -86,7 +86,8 @@ class RunEnd:
             rises = (
                 gain.p_value is not None and gain.p_value <= P_BETTER and gain.differences[METRIC].value > 0
             )
-            return rises or self.evaluation.metrics[METRIC].value >= SOLVED
+            before, after = (a.metrics[METRIC].value for a in (self.before, self.evaluation))
+            return rises or (max(before, after) >= SOLVED and after >= SOLVED * before)
         rise = z_score(self.first, self.last, least_variance=LEAST_VARIANCE)
         return not self.last.n or rise >= BETTER or self.last.mean >= SOLVED
 
@@ -206,9 +207,11 @@ class Bisection:
                 return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
-            known = self.end.before is not None  # else only rollouts tell, whose golds may be what is wrong
-            best = max((t for t in tried if t.learned or not known), key=lambda t: t.size, default=None)
-            if best is not None and best.size:
+            known = self.end.evaluation is not None  # else only rollouts tell, whose golds may be what is wrong
+            better = [t for t in tried if t.size and (t.learned or not known)]
+            near = [t for t in better if t.size >= MOST * max(t.size for t in better)]
+            if near:  # a smaller step does less harm, whatever the cause: it comes last
+                best = max(near, key=lambda t: (not any(s.lowers_rate for s in t.suspects), t.size))
                 self.cause = self._fewest(best.suspects, ())
         except Ended:
             pass
@@ -292,7 +295,8 @@ class Bisection:
                 raise Ended
             for stage in STAGES:
                 shutil.rmtree(recipe.path / stage, ignore_errors=True)
-        return RunEnd.of(recipe.path)
+        end = RunEnd.of(recipe.path)
+        return replace(end, before=end.before or self.end.before)
 
     def words(self, suspects: Sequence[Suspect]) -> list[str]:
         """Return the words that change the lines; none for held-out problems, which are not to be trained on."""
@@ -314,6 +318,8 @@ class Bisection:
         if both and start.is_dir() and not any(s.of_start for s in suspects):
             update["sft"] = recipe.sft.model_copy(update={"enabled": False})
             update["model"] = recipe.model.model_copy(update={"name": str(start.absolute())})
+        if self.end.before is None and recipe.eval.enabled:  # what did the trial itself gain?
+            update["eval"] = recipe.eval.model_copy(update={"baseline": True})
         return recipe.model_copy(update=update)
 
 

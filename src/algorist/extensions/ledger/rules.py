@@ -155,9 +155,14 @@ def correct_is_drowned(f: Facts) -> bool:
 
 
 def reward_pays_others(f: Facts) -> bool:
-    """Return whether a reward that is not correctness decides alone and has nothing to do with it."""
+    """Return whether a reward that is not correctness decides alone and has nothing to do with it.
+
+    Where no completion is right nothing can agree with correctness; then a reward that follows the length is no better.
+    """
     share = f["reward_shares"].get(f["larger_reward"], 0.0)
-    agrees = f["agreements"].get("reward", 1.0)
+    agrees = f.get("agreements", {}).get("reward")
+    if agrees is None:
+        agrees = 0.0 if abs(f["length_paid"]) >= FOLLOWS else 1.0
     paid = f["reward_weights"].get(f.get("grading_reward"), 0.0) > 0  # else ``correct_is_drowned``
     return (
         share >= DECIDES
