@@ -85,6 +85,7 @@ def test_the_core_names_no_extension() -> None:
         "quantization",
         "unsloth",
         "gguf",
+        "llama_cpp",
         "inspect_log",
         "lm_eval",
         "memory_probe",
@@ -116,7 +117,7 @@ def test_the_seam_has_few_hooks_and_each_is_called_and_explained() -> None:
 
 TOGETHER = {
     ("model_folder", "hub"): "export uploads it",
-    ("model_folder", "gguf"): "export writes it for llama.cpp",
+    ("model_folder", "llama_cpp"): "export writes it for llama.cpp",
     ("model_folder", "environments"): "export writes it for other trainers",
     ("iterate", "model_folder"): "a round's model is exported as one that is given away",
     ("hub", "model_folder"): "it is what is uploaded",

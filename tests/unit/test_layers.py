@@ -235,7 +235,7 @@ def test_what_not_every_system_has_is_in_two_modules(modules: list[Module]) -> N
         "system.py",
         "algorist_grader/system.py",
         "extensions/full_python/worker.py",
-        "extensions/gguf/child.py",
+        "extensions/llama_cpp/child.py",
         "extensions/environments/process.py",
     }
     assert {module.name for module in modules if ONLY_SYSTEM.search(module.text)} == linux

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -27,9 +29,20 @@ gguf = pytest.importorskip("gguf")
 
 
 def write_gguf(
-    path: Path, *, quantised: bool = False, without: str = "", kinds: tuple[str, ...] = (), tied: bool = True
+    path: Path,
+    *,
+    quantised: bool = False,
+    without: str = "",
+    kinds: tuple[str, ...] = (),
+    tied: bool = True,
+    rope: dict[str, Any] | None = None,
+    bias: bool = False,
+    more: Callable[[Any], None] = lambda writer: None,
 ) -> LlamaForCausalLM:
-    """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it; ``kinds``: those of its embedding and head."""
+    """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it.
+
+    ``kinds``: those of its embedding and head; ``more``: what else is written.
+    """
     tokenizer = train_tokenizer([TEXT] * 20, vocab_size=320)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -41,6 +54,8 @@ def write_gguf(
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, **(rope or {})},
+        attention_bias=bias,
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
@@ -57,6 +72,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokenizer))
+    more(writer)
     words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
@@ -99,13 +115,12 @@ def _tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     for key, value in state.items():
         if not key.startswith("model.layers."):
             continue
-        layer, part = key.split(".")[2], key.split(".")[-2]
+        layer, part, kind = key.split(".")[2], *key.split(".")[-2:]
         if part in ("q_proj", "k_proj"):  # the order of rows that llama.cpp's rotary embedding wants
             heads = 4 if part == "q_proj" else 2
-            value = (
-                value.reshape(heads, 2, value.shape[0] // heads // 2, 32).swapaxes(1, 2).reshape(value.shape)
-            )
-        yield f"blk.{layer}.{names[part]}.weight", value.contiguous()
+            halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
+            value = halves.swapaxes(1, 2).reshape(value.shape)
+        yield f"blk.{layer}.{names[part]}.{kind}", value.contiguous()
 
 
 @pytest.fixture
@@ -134,6 +149,63 @@ def test_a_gguf_file_is_the_model_that_was_written(cache: Path, tmp_path: Path) 
     policy.tokenizer.save_pretrained(tmp_path / "saved")
     again = load_policy(tmp_path / "saved", device=CPU)
     assert torch.equal(logits(again.model, ids), logits(policy.model, ids))
+
+
+def _factors(writer: Any) -> None:
+    """Write Llama 3's factors of 1 to 8 for a context of 8192, as llama.cpp's converter does."""
+    waves = [2 * math.pi * 10000.0 ** (place / 4) for place in range(4)]
+    smooth = [min(1.0, max(0.0, (8192 / wave - 1) / 3)) for wave in waves]
+    writer.add_tensor("rope_freqs.weight", np.array([1 / ((1 - s) / 8 + s) for s in smooth], np.float32))
+
+
+def _scaled(kind: str, factor: float, original: int = 0) -> Callable[[Any], None]:
+    def write(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(factor)
+        if original:
+            writer.add_rope_scaling_orig_ctx_len(original)
+
+    return write
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALINGS: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
+    "llama3": ({**LLAMA3, "original_max_position_embeddings": 8192}, _factors),
+    "linear": ({"rope_type": "linear", "factor": 8.0}, _scaled("linear", 8.0)),
+    "yarn": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, _scaled("yarn", 4.0, 32),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaled_positions_stay_scaled(name: str, cache: Path, tmp_path: Path) -> None:
+    rope, more = SCALINGS[name]
+    written = write_gguf(tmp_path / "a.gguf", rope=rope, more=more)
+    policy = load_policy(tmp_path / "a.gguf", device=CPU)
+    ids = list(range(10, 110))
+    torch.testing.assert_close(logits(policy.model, ids), logits(written.eval(), ids), rtol=1e-4, atol=1e-4)
+
+
+def test_scalings_without_a_name_in_transformers_are_refused(cache: Path, tmp_path: Path) -> None:
+    own = np.array([1.0, 3.0, 2.0, 7.0], np.float32)
+    write_gguf(tmp_path / "a.gguf", more=lambda writer: writer.add_tensor("rope_freqs.weight", own))
+    with pytest.raises(ConfigError, match="factors of its own"):
+        load_policy(tmp_path / "a.gguf", device=CPU)
+
+
+def test_biases_of_a_llama_file_are_read(cache: Path, tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "a.gguf", bias=True)
+    policy = load_policy(tmp_path / "a.gguf", device=CPU)
+    ids = policy.tokenizer(TEXT)["input_ids"]
+    torch.testing.assert_close(logits(policy.model, ids), logits(written.eval(), ids), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_without_a_place_in_the_model_are_refused(cache: Path, tmp_path: Path) -> None:
+    bias = np.ones(64, np.float32)
+    write_gguf(tmp_path / "a.gguf", more=lambda writer: writer.add_tensor("blk.0.ffn_up.bias", bias))
+    with pytest.raises(ConfigError, match=r"64 weights more .*blk.0.ffn_up.bias"):
+        load_policy(tmp_path / "a.gguf", device=CPU)
 
 
 def test_quantised_weights_are_close_and_converted_once(cache: Path, tmp_path: Path) -> None:

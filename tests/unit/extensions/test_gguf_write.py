@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
-from algorist.extensions.gguf.write import SOURCE, modelfile, write_modelfile
+from algorist.extensions.llama_cpp.write import SOURCE, modelfile, write_modelfile
 from algorist.models.tiny import tiny_model
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked
@@ -74,7 +74,7 @@ def test_mistakes_in_the_command_are_told_before_anything_is_loaded(verb: Any, t
 def test_files_answer_as_the_model_and_the_loss_is_printed(
     verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
+    from algorist.extensions.llama_cpp.engine import LlamaCppEngine
 
     folder = model_folder(tmp_path / "m")
     data = "arithmetic,params={count: 4, seed: 3}"
@@ -104,7 +104,7 @@ def test_files_answer_as_the_model_and_the_loss_is_printed(
 def test_a_broken_file_a_wrong_folder_and_an_unknown_architecture_are_told(
     verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
+    from algorist.extensions.llama_cpp.engine import LlamaCppEngine
 
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ConfigError, match=r"llama.cpp cannot load .*broken.gguf"):

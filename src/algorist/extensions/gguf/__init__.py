@@ -1,4 +1,4 @@
-"""GGUF: files of llama.cpp as models (``read.py``), and written of a trained model (``write.py``) and verified (``verify.py``)."""
+"""GGUF: files of llama.cpp as models, dequantised once (``read.py``). They are written by the extension ``llama_cpp``."""
 
 from __future__ import annotations
 

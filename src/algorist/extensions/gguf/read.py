@@ -76,7 +76,7 @@ def _mark(file: Path) -> str:
     """Return a name for the file's content (size, time, first and last megabyte) and for how it is converted: this folder's code."""
     stat = file.stat()
     digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
-    for code in ("read.py", "header.py"):
+    for code in ("read.py", "header.py", "rest.py"):
         digest.update(Path(__file__).with_name(code).read_bytes())
     with file.open("rb") as content:
         digest.update(content.read(_SAMPLE))
@@ -98,6 +98,7 @@ def _dequantise(file: Path, folder: Path) -> None:
         read_once,
         without_vocabulary,
     )
+    from algorist.extensions.gguf.rest import carry_over, check_nothing_left, take_words_whole
 
     with read_once(), tempfile.TemporaryDirectory(dir=folder) as weights:
         header = Header(file)
@@ -107,21 +108,24 @@ def _dequantise(file: Path, folder: Path) -> None:
                 "%s holds one matrix twice; the finer, its %s, is also the %s", file.name, finer, other
             )
         without_vocabulary(header, file, Path(weights) / file.name, drop=drop)
-        config = PreTrainedConfig.get_config_dict(weights, gguf_file=file.name)[0]
-        check_sizes(config)
-        kind = config["model_type"]
+        said = PreTrainedConfig.get_config_dict(weights, gguf_file=file.name)[0]
+        check_sizes(said)
+        config, kind = AutoConfig.for_model(**said), said["model_type"]
+        carry_over(header, config, file)
         known = {"tokenizer_type": kind} if kind in TOKENIZER_MAPPING_NAMES else {}
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, **known)
+        take_words_whole(header, tokenizer)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             weights,
             gguf_file=file.name,
-            config=AutoConfig.for_model(**config),
+            config=config,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     model, info = loaded
     check_loaded(file, info)
+    check_nothing_left(header, model, drop, file)
     # transformers keeps saying that the weights are quantised, and then refuses to save them.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

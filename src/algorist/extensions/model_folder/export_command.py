@@ -154,7 +154,7 @@ def _gguf(
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
     from algorist.config.schema import Recipe
     from algorist.evaluation.benchmark_option import read_benchmarks
-    from algorist.extensions.gguf.write import check_kinds, write_gguf
+    from algorist.extensions.llama_cpp.write import check_kinds, write_gguf
 
     kinds = check_kinds(types)
     folder, run = find_model(model)
@@ -195,7 +195,7 @@ def _gguf(
 def _verify(
     solver: Solver, files: list[Path], section: DatasetSection, recipe: Recipe, target: Path
 ) -> list[dict[str, Any]]:
-    from algorist.extensions.gguf.verify import verify_gguf
+    from algorist.extensions.llama_cpp.verify import verify_gguf
 
     display = TerminalDisplay(stderr=True)
     pairs = verify_gguf(solver, files, section, recipe, target / "eval", on_progress=display.progress)

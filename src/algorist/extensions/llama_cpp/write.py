@@ -162,7 +162,7 @@ def _own_type(folder: Path) -> str:
 
 
 def _child(verb: str, *words: Any, what: str) -> None:
-    command = [sys.executable, "-m", "algorist.extensions.gguf.child", verb, *map(str, words)]
+    command = [sys.executable, "-m", "algorist.extensions.llama_cpp.child", verb, *map(str, words)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
     if done.returncode:

@@ -13,7 +13,7 @@ from algorist.evaluation.artifact import Artifact
 from algorist.evaluation.compare import Comparison, compare
 from algorist.evaluation.record import record_evaluation
 from algorist.evaluation.run import EvaluationSetting
-from algorist.extensions.gguf.llama_cpp import LlamaCppEngine
+from algorist.extensions.llama_cpp.engine import LlamaCppEngine
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts import make_engine
 from algorist.rollouts.base import RolloutEngine

@@ -1,4 +1,4 @@
-"""Conversion and quantisation by llama.cpp, in a process of their own: ``python -m algorist.extensions.gguf.child convert|quantize …``.
+"""Conversion and quantisation by llama.cpp, in a process of their own: ``python -m algorist.extensions.llama_cpp.child convert|quantize …``.
 
 llama.cpp's converter knows a tokenizer's way of splitting text by a hash; one that it does not know is compared with the splits
 below, and what llama.cpp then makes of texts is compared with the tokenizer, token by token (``write.py``).

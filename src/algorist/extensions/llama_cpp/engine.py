@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from algorist.errors import ConfigError
-from algorist.extensions.gguf.write import bindings
+from algorist.extensions.llama_cpp.write import bindings
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.row_state import Rows, check_request
 
