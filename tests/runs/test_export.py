@@ -20,11 +20,12 @@ from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection, TinySection
 from algorist.config.yaml_text import to_yaml
 from algorist.errors import CheckpointError, ConfigError
-from algorist.extensions.model_folder.card import model_card
+from algorist.extensions.model_folder.card import model_card, question_of
 from algorist.extensions.model_folder.export_command import app
 from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format
+from algorist.prompts.chat import render_prompt
 from algorist.runs.pipeline import run_recipe
 
 CPU = torch.device("cpu")
@@ -229,6 +230,29 @@ def test_the_card_names_the_base_its_licence_and_what_to_run(
     (tmp_path / "r" / "config.yaml").write_text(to_yaml(of_hub))
     head = yaml.safe_load(model_card(run / "grpo/final", tmp_path / "r", base="smollm2").split("---\n")[1])
     assert (head["base_model"], head["license"]) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_cards_code_asks_with_the_trained_prompt(
+    merge: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(run / "grpo/final", tmp_path / "given", run=run, merge=merge)
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "given" / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, made := {})
+    tokenizer = made["tokenizer"]
+    prompt = render_prompt(get_format("reasoning_answer"), tokenizer, question_of(run))
+    assert made["inputs"]["input_ids"][0].tolist() == tokenizer(prompt)["input_ids"]
+
+
+def test_an_adapter_of_another_program_has_a_card_too(run: Path, tmp_path: Path) -> None:
+    base = load_policy(run.parent / "base", device=CPU)
+    adapter = get_peft_model(base.model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    adapter.peft_config["default"].base_model_name_or_path = str(run.parent / "base")
+    adapter.save_pretrained(tmp_path / "foreign")
+    base.tokenizer.save_pretrained(tmp_path / "foreign")
+    export(tmp_path / "foreign", tmp_path / "given")
+    assert "AutoPeftModelForCausalLM" in (tmp_path / "given" / "README.md").read_text()
 
 
 @pytest.mark.long

@@ -294,6 +294,15 @@ def test_a_run_is_no_model_to_train_and_an_empty_file_no_recipe(cli: Cli, tmp_pa
     assert result.returncode == 2 and "found nothing" in result.stderr
 
 
+def test_a_resumed_run_evaluates_as_its_finished_stage_was(cli: Cli, tmp_path: Path) -> None:
+    trained(tmp_path, "eval.baseline=true", "sft.max_steps=2", "grpo.max_steps=1", stages=("sft",))
+    more = ["eval.max_completion_tokens=9", "eval.batch_size=7", "grpo.max_steps=2"]
+    refused = cli("run", str(tmp_path / "r"), *more, "--resume", "--yes")
+    assert refused.returncode == 2 and "eval.max_completion_tokens: None in the run, 9 now" in refused.stderr
+    assert "batch_size" not in refused.stderr
+    assert cli("run", str(tmp_path / "r"), *more[1:], "--resume", "--yes").returncode == 0
+
+
 def test_a_run_is_continued_by_its_folder(cli: Cli, tmp_path: Path) -> None:
     trained(tmp_path, "sft.max_steps=2", "grpo.max_steps=1", stages=("sft",))
     other = cli("run", "smoke-cpu", f"output_dir={tmp_path}", "run_name=r", "--resume", "--yes")

@@ -32,6 +32,7 @@ from algorist.extensions.tracking.trackers import (
 )
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.store.write import MetricsWriter
+from tests.conftest import Cli
 from tests.marks import first
 from tests.tiny import tiny_policy
 
@@ -375,6 +376,19 @@ def test_trackio_has_names_recipe_and_metrics(run: Path) -> None:
     assert final[-1]["final/greedy_accuracy"] == evaluation(run, "grpo")["greedy_accuracy"]
     told = [(r["grpo/step"], r["grpo/loss"]) for r in rows if "grpo/loss" in r]
     assert told == [(r["step"], pytest.approx(r["loss"])) for r in logged(run, "grpo") if "loss" in r]
+
+
+@pytest.mark.skipif("trackio" not in INSTALLED, reason="trackio is not installed")
+def test_another_run_of_the_same_name_is_another_one_in_trackio(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for folder in ("one", "two"):
+        settings = ("grpo.enabled=false", "eval.enabled=false", "tracking.run_name=same", *PLACE)
+        cli("run", "smoke-cpu", f"output_dir={folder}", "report_to=trackio", *settings)
+    with sqlite3.connect(tmp_path / "trackio" / "algorist.db") as database:
+        kept = database.execute("select config from configs").fetchall()
+    assert sorted(json.loads(config)["output_dir"] for (config,) in kept) == ["one", "two"]
 
 
 @pytest.mark.skipif("mlflow" not in INSTALLED, reason="mlflow is not installed")

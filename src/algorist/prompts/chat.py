@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from jinja2 import Environment
@@ -100,7 +101,14 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
 
 @lru_cache(maxsize=32)
 def _names_in(template: str) -> frozenset[str]:
-    return frozenset(text for _, kind, text in Environment().lex(template) if kind == "name")
+    """Return the names in a template but those of attributes, filters and tests."""
+    parts = [
+        ("", ""),
+        *((kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"),
+    ]
+    return frozenset(
+        b for (_, a), (kind, b) in pairwise(parts) if kind == "name" and a not in (".", "|", "is")
+    )
 
 
 # ---- a tokenizer that asks in this way wherever its model goes

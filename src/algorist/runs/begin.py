@@ -74,12 +74,15 @@ def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Pa
         ConfigError: Settings differ that decide what is learned; the message names them with both values.
     """
     free = "sft.max_steps sft.epochs grpo.max_steps grpo.epochs report_to tracking hub description".split()
+    free += [f"eval.{name}" for name in ("enabled", "baseline", "batch_size", "engine", "device")]
+    if not any((path / stage / "final").is_dir() for stage in STAGES) or not any(path.glob("eval/*.json")):
+        free += ["eval."]  # no evaluation that stays and is compared with later ones
     free_last = "logging_steps save_steps save_total_limit eval_every samples_every".split()
     changed = [
         key
         for key in sorted(set(before) | set(after))
         if before.get(key) != after.get(key)
-        and not key.startswith((*free, "eval.", "output_dir", "run_name"))
+        and not key.startswith((*free, "output_dir", "run_name"))
         and key.rpartition(".")[2] not in free_last
     ]
     if changed:

@@ -115,7 +115,7 @@ def _tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     for key, value in state.items():
         if not key.startswith("model.layers."):
             continue
-        layer, part, kind = key.split(".")[2], *key.split(".")[-2:]
+        layer, (part, kind) = key.split(".")[2], key.split(".")[-2:]
         if part in ("q_proj", "k_proj"):  # the order of rows that llama.cpp's rotary embedding wants
             heads = 4 if part == "q_proj" else 2
             halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])

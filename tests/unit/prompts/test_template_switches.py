@@ -55,8 +55,9 @@ def test_a_switch_changes_the_prompt_and_an_unknown_one_is_refused() -> None:
         ConfigError, match=r"enable_thinkin, which .* never reads. Did you mean 'enable_thinking'"
     ):
         render_prompt(replace(OFF, template_kwargs={"enable_thinkin": False}), tokenizer(), "1+1")
-    with pytest.raises(ConfigError, match="has think, which"):  # a word of the template's text
-        render_prompt(replace(OFF, template_kwargs={"think": False}), tokenizer(), "1+1")
+    for word in ("think", "role", "defined"):  # of the template's text, an attribute, a test
+        with pytest.raises(ConfigError, match=f"has {word}, which"):
+            render_prompt(replace(OFF, template_kwargs={word: False}), tokenizer(), "1+1")
     with pytest.raises(
         ConfigError, match=r"tools\.format=chat needs a chat template .*; take tools\.format=tags"
     ):

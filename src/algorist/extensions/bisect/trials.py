@@ -207,7 +207,7 @@ class Bisection:
                 return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
-            known = self.end.evaluation is not None  # else only rollouts tell, whose golds may be what is wrong
+            known = self.end.evaluation is not None  # else rollouts alone tell, whose golds may be wrong
             better = [t for t in tried if t.size and (t.learned or not known)]
             near = [t for t in better if t.size >= MOST * max(t.size for t in better)]
             if near:  # a smaller step does less harm, whatever the cause: it comes last

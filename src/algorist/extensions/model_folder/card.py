@@ -188,12 +188,12 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
         limit, message = str(how.max_completion_tokens), repr({"role": "user", "content": question.strip()})
         if how.stop_strings:
             limit += f", stop_strings={list(how.stop_strings)}, tokenizer=tokenizer"
-    if is_adapter:  # whose base may end with another token
-        limit += ", eos_token_id=tokenizer.eos_token_id"
         prompt = (
             f"messages = [{message}]  # the chat template adds the rest of the trained prompt\n"
             'inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)\n'
         )
+    if is_adapter:  # whose base may end with another token
+        limit += ", eos_token_id=tokenizer.eos_token_id"
     return (
         "## How to load\n\n```python\n"
         f"{imports}\n\n"

@@ -268,7 +268,8 @@ class Race:
         clock, shown = _Clock(self._now, steps * self.budget.per_step[stage]), f"{name}: {stage}"
         progress = ProgressCallback(partial(self.display.step, shown), partial(self.display.progress, shown))
         short = {"max_steps": steps, "save_steps": 10**9, "logging_steps": 10**9, "eval_every": None}
-        short |= {"warmup_steps": 0} if stage == GRPO else {}  # in steps; that of SFT is a share
+        section = plan.recipe.grpo if stage == GRPO else plan.recipe.sft
+        short |= {"warmup_steps": 0} if section.warmup_steps else {}  # of the whole run; a ratio stays one
         with tempfile.TemporaryDirectory() as folder:
             common: dict[str, Any] = {"model": policy.model, "tokenizer": policy.tokenizer}
             common |= {"output_dir": Path(folder), "seed": plan.recipe.seed, "device": plan.device}

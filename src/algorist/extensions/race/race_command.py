@@ -99,10 +99,10 @@ def race(
             stopped = pilots.run()
     finally:
         display.close()
-    return _raced(pilots, shlex.join([recipe, *words]), stopped)
+    return _raced(pilots, [recipe, *words], stopped)
 
 
-def _raced(race: Race, typed: str, stopped: bool) -> Raced:
+def _raced(race: Race, typed: list[str], stopped: bool) -> Raced:
     expected = race.expected() if race.pilots else None
     ahead, rows, budget = expected.ahead if expected else None, [], race.budget
     for route in race.routes:
@@ -120,7 +120,9 @@ def _raced(race: Race, typed: str, stopped: bool) -> Raced:
     keys = next((row["keys"] for row in rows if row["name"] == ahead), [])
     seconds = {"run": budget.planned, "planned": budget.seconds, "taken": taken}
     close = expected.close() if expected else []
-    return Raced(ahead, close, rows, seconds, f"algorist run {typed} {shlex.join(keys)}", stopped)
+    said = {key.partition("=")[0].replace(".max_steps", ".epochs") for key in keys}  # either says how long
+    kept = [word for word in typed if word.partition("=")[0].replace(".max_steps", ".epochs") not in said]
+    return Raced(ahead, close, rows, seconds, f"algorist run {shlex.join([*kept, *keys])}", stopped)
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:

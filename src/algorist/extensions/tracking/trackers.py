@@ -188,9 +188,10 @@ class TrackioTracker(Tracker):
             project=run.project or os.environ.get("TRACKIO_PROJECT") or DEFAULT_PROJECT,
             name=run.name,
             config=run.config | {"tags": run.tags},
-            resume="allow",
+            resume="allow" if "trackio" in run.ids else "never",  # others may have its name
             space_id=None if run.offline else os.environ.get("TRACKIO_SPACE_ID"),
         )
+        run.ids["trackio"] = run.name
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         self._trackio.log({f"{stage}/{name}": v for name, v in values.items()} | {f"{stage}/step": step})
