@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from algorist.config import load_recipe
 from tests.conftest import Verb
 from tests.runs.sums import Runs, sums
 
@@ -70,6 +71,30 @@ def test_without_one_that_works_lines_are_set_to_what_does_nothing(
     assert not few["sure"] and few["cause"] == result["cause"]  # the first trial is what diagnose proposes
     code, output, _ = verb("bisect", str(bad), "--trials", "1")
     assert code == 0 and "More trials tell" in output and "rollouts" in output
+
+
+def test_rewards_that_differ_in_their_parameters_are_tried_as_the_good_run_has_them(
+    runs: Runs, bisected: Bisected, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def sized(completions, sign=1.0, **_):\n    return [sign * len(c) / 9 for c in completions]\n"
+    )
+    rewards = "rewards=[{{name: target_length, params: {{target_tokens: {}}}}}, {{name: '{}:sized', params: {{sign: {}}}}}]"
+    good, bad = (
+        runs(f"bisect-params-{name}", "grpo.max_steps=8", rewards.format(tokens, own, sign))
+        for name, tokens, sign in (("good", 1, -1), ("bad", 23, 1))
+    )
+    result = bisected(str(bad), "--like", str(good), "--trials", "1")
+    (trial,) = result["trials"]
+    assert [line.partition(" (")[0] for line in trial["lines"]] == [
+        "the reward target_length",
+        "the reward own.py:sized",
+    ]
+    assert "target_tokens: 1" in trial["lines"][0] and "sign: -1" in trial["lines"][1]
+    (place,) = (bad.parent / f"{bad.name}-bisect").glob("trial-*")
+    tried = load_recipe(str(place / "config.yaml")).recipe.rewards
+    assert [reward.params for reward in tried] == [{"target_tokens": 1}, {"sign": -1}]
 
 
 def test_training_problems_that_teach_nothing_are_the_cause(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from algorist.config.load import validate
@@ -40,7 +41,7 @@ class Suspect:
 
     Attributes:
         key: Dotted key; of a reward ``rewards.NAME``.
-        now: The value in force.
+        now: The value in force; of a reward its weight, or all of it.
         other: The value in a trial; of a reward None takes it out.
     """
 
@@ -80,7 +81,8 @@ class Suspect:
             return text if len(text) <= 60 else f"{text[:57]} …"
 
         if self.key.startswith("rewards."):
-            return f"the reward {self.short} ({'taken out' if self.other is None else f'weight {shown(other)}'}, was {shown(now)})"
+            weight = "" if isinstance(self.other, dict) else "weight "
+            return f"the reward {self.short} ({'taken out' if self.other is None else f'{weight}{shown(other)}'}, was {shown(now)})"
         return f"{self.key}: {shown(now)} → {shown(other)}"
 
 
@@ -167,22 +169,45 @@ def changed(values: Mapping[str, Any], suspects: Iterable[Suspect]) -> Recipe:
 def _rewards(
     mine: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]] | None = None
 ) -> Iterator[Suspect]:
-    """Yield the rewards that differ from ``correct`` alone with weight 1, or from those of another recipe."""
-    weights = {reward["name"]: reward["weight"] for reward in mine}
-    good = {CORRECT: 1.0} if theirs is None else {reward["name"]: reward["weight"] for reward in theirs}
-    for name in weights if theirs is None else {**weights, **good}:
-        if weights.get(name, 0.0) != good.get(name, 0.0):
-            yield Suspect(f"rewards.{name}", weights.get(name), good.get(name))
-
-
-def _set_reward(rewards: list[dict[str, Any]], name: str, weight: float | None) -> None:
-    mine = [reward for reward in rewards if reward["name"] == name]
-    if weight is None:
-        rewards[:] = [reward for reward in rewards if reward["name"] != name]
-    elif mine:
-        mine[0]["weight"] = weight
+    """Yield the rewards that differ from ``correct`` alone with weight 1, or from those of another recipe, parameters included."""
+    if theirs is None:
+        good = {CORRECT: 1.0}
+        weights = {reward["name"]: reward["weight"] for reward in mine}
+        others: Iterable[tuple[str, Any, Any]] = ((name, weights[name], good.get(name)) for name in weights)
     else:
-        rewards.append({"name": name, "weight": weight})
+        entries, goods = ({_code(r["name"]): r for r in rewards} for rewards in (mine, theirs))
+        pairs = [(entries.get(key), goods.get(key)) for key in {**entries, **goods}]
+        others = (((now or other or {})["name"], now, other) for now, other in pairs)
+    for name, now, other in others:
+        if isinstance(now, dict) and isinstance(other, dict):
+            other = other | {"name": name}
+            differ = {key for key in now if now[key] != other[key]}
+            now, other = (entry["weight"] if differ <= {"weight"} else entry for entry in (now, other))
+        if _counted(now) != _counted(other):
+            yield Suspect(f"rewards.{name}", now, other)
+
+
+def _counted(reward: float | dict[str, Any] | None) -> Any:
+    """Return a weight or an entry; None for one of weight 0."""
+    return reward if (reward["weight"] if isinstance(reward, dict) else reward) else None
+
+
+def _code(name: str) -> str:
+    """Return a reward's name; of a file its content and function: each run has its own copy."""
+    file, _, function = name.rpartition(":")
+    return f"{Path(file).read_text(encoding='utf-8')}:{function}" if file and Path(file).is_file() else name
+
+
+def _set_reward(rewards: list[dict[str, Any]], name: str, value: float | dict[str, Any] | None) -> None:
+    """Set the weight of a reward, or all of it; None takes it out."""
+    mine = [reward for reward in rewards if reward["name"] == name]
+    if value is None:
+        rewards[:] = [reward for reward in rewards if reward["name"] != name]
+        return
+    if not mine:
+        rewards.append(entry := {"name": name})
+        mine = [entry]
+    mine[0].update(value if isinstance(value, dict) else {"weight": value})
 
 
 def _lines(values: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
