@@ -32,8 +32,8 @@ from algorist.config.load import load_recipe, load_run_recipe
 from algorist.config.yaml_text import read_yaml
 from algorist.data.files import read_rows
 from algorist.errors import AlgoristError, CheckpointError, ConfigError, DataError, EngineError
+from algorist.extensions.openai_server.client import Endpoint
 from algorist.prompts import get_format
-from algorist.runs.endpoint import Endpoint
 from algorist.store.atomic import replace_file
 from algorist.store.read import metrics
 from algorist.store.run_folder import RunFolder
@@ -414,7 +414,7 @@ def test_a_hostile_reply_is_an_error_in_words(case: str, server: Any) -> None:
 def test_a_server_that_does_not_answer_is_the_users_to_mend(
     verb: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("algorist.runs.endpoint.LIST_S", 0.5)
+    monkeypatch.setattr("algorist.extensions.openai_server.client.LIST_S", 0.5)
     with socket.socket() as silent:  # takes the connection and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -47,7 +47,6 @@ EXCEPTIONS = {
     "cli/diagnose_command.py": "doctor says whether the engine vllm can be used",
     "cli/trl_script.py": "which keys the arguments of another trainer become",
     "cli/main.py": "which allocator the engine vllm bears",
-    "runs/endpoint.py": "which command starts a server",
     "diagnosis/environment.py": "which releases of foreign packages fit each other",
     "evaluation/protocols.py": "where a protocol comes from: lm_eval/tasks",
     "store/run_folder.py": "the packages whose versions a run records",
@@ -128,6 +127,7 @@ TOGETHER = {
     ("tools", "environments"): "who answers",
     ("environments", "toolbox"): "what an answer is",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",
+    ("served_teacher", "openai_server"): "how a server is asked",
     ("mlx", "vllm"): "an adapter is merged for either of them alike",
 }
 """Extensions that import another one."""

@@ -21,6 +21,7 @@ from algorist.cli.arguments import (
     read_template,
     read_tools,
 )
+from algorist.cli.endpoints import ENDPOINTS
 from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Line, Result, View, note, verb
 from algorist.config.load import load_run_recipe
@@ -29,7 +30,6 @@ from algorist_grader.extract import last_number
 
 if TYPE_CHECKING:
     from algorist.prompts.base import Tags
-    from algorist.runs.endpoint import Endpoint
     from algorist.runs.solve import Solver
 
 app = typer.Typer(add_completion=False)
@@ -96,7 +96,10 @@ def solve(
         return Answers(converse(solver, max_new_tokens, heat, save), shown=True)
     texts = _questions(questions, file)
     if endpoint is not None:
-        server, longest = _server(endpoint, served_model, model, prompt_format, read_template(template))
+        import_quietly("algorist.runs.solve")
+        switches = read_template(template)
+        ask = ENDPOINTS.get("openai")
+        server, longest = ask(endpoint, served_model, model, prompt_format, switches, note)
         rows = server.solve(texts, max_new_tokens=max_new_tokens or longest, temperature=heat)
         tags = server.prompt_format.tags
     else:
@@ -131,37 +134,6 @@ def load_solver(
     return Solver.load(
         path, recipe=recipe, prompt_format=prompt_format, template_kwargs=switches, tools=tools
     )
-
-
-def _server(
-    url: str,
-    served: str | None,
-    model: str | None,
-    prompt_format: str | None,
-    template_kwargs: dict[str, Any],
-) -> tuple[Endpoint, int]:
-    """Return a server and the longest completion; a run or model folder beside it says how its model is asked."""
-    import_quietly("algorist.runs.solve")
-    from algorist.prompts.attached import attached
-    from algorist.runs.asking import how_to_ask
-    from algorist.runs.endpoint import Endpoint
-
-    tokenizer, recipe = None, None
-    if model is None:  # most often one that algorist serves, whose template adds the trained prompt
-        prompt_format = prompt_format or "reasoning_answer"
-    else:
-        from algorist.models.load import load_tokenizer
-
-        path, run = find_model(model)
-        recipe = load_run_recipe(run) if run else None
-        tokenizer = load_tokenizer(str(path))
-        served = served or str(path)
-    how = how_to_ask(recipe, prompt_format, attached(tokenizer) if tokenizer else None, template_kwargs)
-    note(f"asking {url} …")
-    if how.prompt_format.turns:
-        note(f"warning: {how.prompt_format.turns.unanswered()}")
-    server = Endpoint(url, how.prompt_format, tokenizer, served, stop_strings=how.stop_strings)
-    return server, how.max_completion_tokens
 
 
 def _questions(questions: list[str] | None, file: Path | None) -> list[str]:

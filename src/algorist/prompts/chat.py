@@ -90,8 +90,7 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
             "tools.format=chat needs a chat template that writes tools, which the model's does not, and so do an environment's tools; take "
             "tools.format=tags, or equals for a calculator, or a model whose template does"
         )
-    unread = sorted(set(prompt_format.template_kwargs) - words)
-    if unread:
+    if unread := sorted(set(prompt_format.template_kwargs) - words):
         raise ConfigError(
             f"prompt.template_kwargs has {unread[0]}, which the chat template of {tokenizer.name_or_path or 'the model'} never "
             f"reads.{nearest(unread[0], words)} Take it out; what a template reads is in the model's tokenizer_config.json or "
@@ -101,14 +100,9 @@ def _check_switches(prompt_format: PromptFormat, tokenizer: Any) -> None:
 
 @lru_cache(maxsize=32)
 def _names_in(template: str) -> frozenset[str]:
-    """Return the names in a template but those of attributes, filters and tests."""
-    parts = [
-        ("", ""),
-        *((kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"),
-    ]
-    return frozenset(
-        b for (_, a), (kind, b) in pairwise(parts) if kind == "name" and a not in (".", "|", "is")
-    )
+    """Return the names in a template but those of attributes, filters and tests, and its operators."""
+    words = [text for _, kind, text in Environment().lex(template) if kind in ("name", "operator")]
+    return frozenset(word for before, word in pairwise(["", *words]) if before not in (".", "|", "is"))
 
 
 # ---- a tokenizer that asks in this way wherever its model goes

@@ -1,1 +1,1 @@
-"""Running: ``draft`` and ``plan`` check a recipe, ``pipeline`` runs its stages, ``outcome`` reports; ``solve`` and ``endpoint`` answer questions."""
+"""Running: ``draft`` and ``plan`` check a recipe, ``pipeline`` runs its stages, ``outcome`` reports; ``solve`` answers questions."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from algorist.errors import ConfigError, EngineError
+from algorist.extensions.openai_server.client import Server
 from algorist.extensions.teacher import TeacherSection
 from algorist.extensions.teacher.divergence import LEAST
 from algorist.extensions.teacher.model import Teacher
-from algorist.runs.endpoint import Server
 from algorist.training.batch import Batch
 from algorist.training.extension import PolicyTrainer
 from algorist.training.lm_head import OfHead
