@@ -49,9 +49,7 @@ R1_ZERO_PROMPT = re.compile(r"(?:\A|\n)User:\s*(.*?)\s*\nAssistant:\s*(?:<think>
 def plain_problem(prompt: Any) -> Any:
     """Return a DAPO prompt, a text or chat messages, without its instructions."""
     if isinstance(prompt, list):
-        return [
-            m | {"content": plain_problem(m.get("content"))} if isinstance(m, dict) else m for m in prompt
-        ]
+        return [m | {"content": plain_problem(m.get("content"))} for m in prompt if isinstance(m, dict)]
     return AFTER.sub("", BEFORE.sub("", prompt)).strip() if isinstance(prompt, str) else prompt
 
 
