@@ -119,6 +119,16 @@ def test_the_class_pays_what_the_grader_says(exported: tuple[str, list[Problem]]
     assert paid == expected and len(paid) == (36 if name == "own" else 144) and 8 < sum(expected) < 130
 
 
+def test_a_prompt_of_the_file_is_not_that_of_the_rows(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        '{"question": "1 + 1?", "answer": "2", "prompt": "Be brief. 1 + 1?"}\n'
+    )
+    done = call("export", "smoke-cpu", "--environment", "--data", "rows.jsonl", "--to", "own")
+    assert done.returncode == 0, done.stderr
+    (row,) = import_file(tmp_path / "own" / "own" / "environment.py").rows()
+    assert row["prompt"] == [{"role": "user", "content": "1 + 1?"}] and row["answer"] == "2"
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_stock_trl_trains_on_the_class(call: Cli, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from algorist.cli.trl_script import ADAPTERS, DEFAULTS, PEFT_MODULES
 from algorist.config import load_recipe
+from algorist.data import load_problems
 from algorist.prompts import get_format
+from algorist.training.sft import demonstrations
 from algorist_grader.user_code import import_file
 from tests.conftest import Cli
 from tests.marks import first
@@ -423,3 +425,63 @@ def test_problems_held_out_are_those_of_the_trainer(read: Any) -> None:
     local = "tried = load_dataset('json', data_files='tried.jsonl', split='train')\n"
     settings, _ = read(LOADED + local + trainer.format("rows", "tried"))
     assert (settings["data.train.hub"], settings["data.eval.path"]) == ("me/sums", "tried.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "rank"),
+    [
+        ("lora = LoraConfig(r=4)", "", None),
+        ("lora = LoraConfig(r=4)\nlora.r = 16\nprint(lora)", "", None),
+        ("lora = LoraConfig(r=4)\nother = LoraConfig(r=8)", "peft_config=lora", 4),
+        ("lora = LoraConfig(r=4)\nmore = {'peft_config': lora}", "**more", 4),
+        ("model = get_peft_model(load(), LoraConfig(r=4))", "", 4),
+    ],
+)
+def test_an_adapter_that_no_trainer_gets_is_named(made: str, given: str, rank: int | None, read: Any) -> None:
+    settings, left = read(f"{made}\nGRPOTrainer('gpt2', short, GRPOConfig(), {given})")
+    assert settings.get("model.lora.rank") == rank
+    assert ("made and not used: all weights are trained" in left) == (rank is None)
+    assert ("LoraConfig(r=8): made and not used" in left) == ("other" in made)
+
+
+@pytest.mark.parametrize(
+    ("rest", "form"),
+    [
+        ("GRPOTrainer('gpt2', [accuracy_reward, think_format_reward], GRPOConfig())", "think_answer"),
+        ("GRPOTrainer('gpt2', short, GRPOConfig())", "question_only"),
+        (
+            "chat = [{'role': 'user', 'content': '1?'}]\nGRPOTrainer('gpt2', short, GRPOConfig())",
+            "last_number",
+        ),
+        ("GRPOTrainer('gpt2', short, GRPOConfig(), tools=[add])", "reasoning_answer"),
+    ],
+)
+def test_a_script_without_a_system_message_has_its_format_named(rest: str, form: str, read: Any) -> None:
+    settings, left = read(rest)
+    assert settings["prompt.format"] == form and "prompt.system_prompt" not in settings
+    assert f"no system message is found: prompt.format is {form}, which" in left
+
+
+def test_sft_of_a_script_imitates_its_rows_as_they_are(read: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 1+1?", "completion": "2"}\n')
+    _, left = read(
+        "SFTTrainer('gpt2', args=SFTConfig(), train_dataset=load_dataset('json', data_files='rows.jsonl'))"
+    )
+    recipe = load_recipe("own.yaml", []).recipe
+    problems = load_problems(recipe.data.train)
+    (shown,) = demonstrations(problems, get_format(recipe.prompt.format), None, recipe.sft.source)
+    assert (shown.prompt, shown.completion) == ("What is 1+1?", "2")
+    assert get_format(recipe.prompt.format).render(problems[0].question) == "What is 1+1?"
+    assert "SFT imitates prompt and completion of a row as they are" in left
+    settings, _ = read(
+        "rows = load_dataset('me/sums').map(as_text)\nSFTTrainer('gpt2', args=SFTConfig(), train_dataset=rows)"
+    )
+    assert "sft.source" not in settings
+
+
+def test_arguments_of_trl_that_a_recipe_has_are_carried(read: Any) -> None:
+    settings, left = read(
+        "GRPOTrainer('gpt2', short, GRPOConfig(top_entropy_quantile=0.2, vllm_mode='colocate'))"
+    )
+    assert (settings["grpo.top_entropy_share"], settings["grpo.vllm.mode"]) == (0.2, "colocate")
+    assert "not in a recipe" not in left

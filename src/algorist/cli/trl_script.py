@@ -74,6 +74,13 @@ FORM_OF = {
     "####": "last_number",
 }
 """Mark in a system prompt → the prompt format that reads such answers."""
+BARE = {
+    "question_only": "asks the question alone, as raw text, and reads the last \\boxed{}",
+    "last_number": "asks the question alone, as a chat, and reads the last number",
+    "think_answer": "has a system prompt that asks for <think> and <answer> tags",
+    "reasoning_answer": "has a system prompt that asks for <reasoning> and <answer> tags",
+}
+"""Format that a script without a system message gets → what it does."""
 REWARDS = {"accuracy_reward": "accuracy", "think_format_reward": "think_answer_format"}
 """Of ``trl.rewards``."""
 
@@ -96,13 +103,14 @@ def read_script(path: Path) -> Script:
     script.settings |= {f"{stage}.enabled": stage in stages for stage in STAGES}
     _set_later(script)
     _model(script)
-    _prompt(script)
     take_data(script)
     for stage in sorted(stages):
         _stage(script, stage)
     if "grpo" in stages:
         _rewards(script)
         _environment(script)
+    if not _prompt(script):
+        _no_prompt(script, stages)
     take_columns(script)
     _keep_what_fits(script)
     return script
@@ -182,8 +190,6 @@ def _ours(stage: str, name: str, value: Any) -> tuple[str, Any]:
         return (f"{stage}.engine", "vllm") if value else ("", None)
     if name == "vllm_importance_sampling_correction":
         return ("", None) if value else (f"{stage}.sampler_correction", None)
-    if name == "vllm_gpu_memory_utilization":
-        return f"{stage}.vllm.gpu_memory_utilization", value
     if name == "report_to":
         trackers = [value] if isinstance(value, str) else list(value)
         return "report_to", [each for each in trackers if each not in ("none", "all")]
@@ -266,6 +272,9 @@ def _adapter(script: Script, model: str) -> None:
             makers.append(made)
         elif not known or used not in ([], ["False"]):
             script.leave(call, "known only when the script runs: set model.lora")
+    for call in [maker for maker in makers if not script.gives(maker)]:
+        makers.remove(call)
+        script.leave(call, "made and not used" + ("" if makers else ": all weights are trained"))
     for call in makers[-1:]:
         values = dict(ADAPTERS[called(call)])
         written = _adapter_words(script, call, values)
@@ -315,8 +324,9 @@ def _adapter_words(script: Script, call: ast.Call, values: dict[str, Any]) -> se
     return written
 
 
-def _prompt(script: Script) -> None:
-    """Take the system message of the script's chat rows, and the format whose tags it names."""
+def _prompt(script: Script) -> bool:
+    """Take the system message of the script's chat rows, and the format whose tags it names; tell whether there is one."""
+    found = False
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.Dict):
             continue
@@ -327,6 +337,7 @@ def _prompt(script: Script) -> None:
         }
         if getattr(row.get("role"), "value", None) != "system" or "content" not in row:
             continue
+        found = True
         try:
             text = script.value(row["content"])
         except ValueError:
@@ -344,6 +355,30 @@ def _prompt(script: Script) -> None:
                 "the system prompt names no <reasoning> or <think> tags, no \\boxed and no ####: choose prompt.format (algorist "
                 "recipes show, docs/extending.md)"
             )
+    return found
+
+
+def _no_prompt(script: Script, stages: set[str]) -> None:
+    """Choose how a script without a system message asks, and name it: a recipe's own format would bring a system prompt."""
+    texts = {node.value for node in ast.walk(script.tree) if isinstance(node, ast.Constant)}
+    rewards = {reward["name"] for reward in script.settings.get("rewards", ())}
+    if "environment" in script.settings or words(script.calls("GRPOTrainer"), "tools"):
+        form = "reasoning_answer"
+    elif "think_answer_format" in rewards:
+        form = "think_answer"
+    else:
+        form = "last_number" if texts & {"role", "content"} else "question_only"
+    script.settings["prompt.format"] = form
+    as_written = "sft" in stages and form == "question_only" and not script.calls("map")
+    if as_written and script.settings.get("data.train.name") == "local":
+        script.settings["sft.source"] = "prompt_response"
+        script.left.append(
+            "SFT imitates prompt and completion of a row as they are; chat messages need sft.source=problems"
+        )
+    script.left.append(
+        f"no system message is found: prompt.format is {form}, which {BARE[form]}; choose what fits the rows (algorist recipes show, "
+        "docs/extending.md)"
+    )
 
 
 def _rewards(script: Script) -> None:

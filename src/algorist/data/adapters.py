@@ -46,12 +46,11 @@ STRATOS_SOLUTION = re.compile(r"<\|begin_of_solution\|>(.*?)(?:<\|end_of_solutio
 R1_ZERO_PROMPT = re.compile(r"(?:\A|\n)User:\s*(.*?)\s*\nAssistant:\s*(?:<think>)?\s*\Z", re.DOTALL)
 
 
-def plain_problem(prompt: Any) -> str:
-    """Return the problem of a DAPO prompt (a text, or chat messages: the last user message) without its instructions."""
+def plain_problem(prompt: Any) -> Any:
+    """Return a DAPO prompt, a text or chat messages, without its instructions."""
     if isinstance(prompt, list):
-        texts = [m.get("content") for m in prompt if isinstance(m, dict) and m.get("role") == "user"]
-        prompt = texts[-1] if texts else ""
-    return AFTER.sub("", BEFORE.sub("", str(prompt or ""))).strip()
+        return [m | {"content": plain_problem(m.get("content"))} for m in prompt if isinstance(m, dict)]
+    return AFTER.sub("", BEFORE.sub("", prompt)).strip() if isinstance(prompt, str) else prompt
 
 
 def _truth(row: Row) -> Any:
@@ -61,20 +60,13 @@ def _truth(row: Row) -> Any:
 
 
 def _verl_row(row: Row) -> Row:
-    """Lift ``reward_model.ground_truth`` of verl's layout, where it has question and target, to the top."""
+    """Lift ``reward_model.ground_truth`` of verl's layout, where it is an object with a target, to the top."""
     truth, more = _truth(row), row.get("extra_info")
     if not isinstance(truth, dict):
         return row
-    question, solution, answer = map(truth.get, ("question", "solution", "target"))
-    number = more.get("index") if isinstance(more, dict) else None
-    return {
-        **row,
-        "question": question,
-        "problem": question,
-        "solution": solution,
-        "answer": answer,
-        "id": number,
-    }
+    names = {"question": "question", "problem": "question", "solution": "solution", "answer": "target"}
+    lifted = {ours: truth[theirs] for ours, theirs in names.items() if truth.get(theirs) is not None}
+    return {**row, **lifted, "id": more.get("index") if isinstance(more, dict) else None}
 
 
 def _stratos_row(row: Row) -> Row:
@@ -131,9 +123,10 @@ def _aime_gold(row: Row) -> str:
     return plain_number(re.sub(r"\s*\^\s*\{?\\circ\}?\s*$", "", gold))
 
 
-def _dapo_gold(row: Row) -> str:
-    golds = [row[name] for name in ("answer", "solution") if row.get(name) not in (None, "")]
-    return plain_number(golds[0] if golds else _truth(row))
+def _dapo_gold(row: Row) -> Any:
+    golds = row.get("answer"), _truth(row), row.get("solution")
+    gold = next((gold for gold in golds if gold not in (None, "")), None)
+    return plain_number(gold) if isinstance(gold, str | int | float) else gold
 
 
 def _joined(value: Any, separator: str, clean: Callable[[Any], str]) -> str:
@@ -279,13 +272,17 @@ PUBLISHED = {
     "dapo": PublishedDataset(
         about="""DAPO-Math-17k (open-r1/DAPO-Math-17k-Processed, en): the plain problem and its answer.
 
-        Reads ``answer``, else ``solution``, else ``reward_model.ground_truth``; the prompt may be a text or messages.
+        Reads ``answer``, else ``reward_model.ground_truth``, else ``solution``; the prompt may be a text or messages.
         """,
         hub="open-r1/DAPO-Math-17k-Processed",
         subset=("en",),
         needs=(("prompt", "problem", "question"), ("answer", "solution", "reward_model")),
+        reshape=_verl_row,
         question=lambda row: plain_problem(row.get("prompt") or row.get("problem") or row.get("question")),
         answer=_dapo_gold,
+        solution=lambda row: (
+            row.get("solution") if plain_number(row.get("solution")) != _dapo_gold(row) else ""
+        ),
         identity=lambda row: (row.get("extra_info") or {}).get("index"),
     ),
     "openmath_reasoning": PublishedDataset(
@@ -406,7 +403,8 @@ def load_local(source: Source) -> list[Problem]:
     """JSONL, JSON, CSV, Parquet or a hub name; columns by ``data.….columns`` or by their usual names.
 
     Chat messages of one question and one reply (``messages``, ``conversations``, or a chat under ``prompt`` and ``completion``) are
-    read as question and solution; their system message is not, since ``prompt`` has one.
+    read as question and solution, with the reply's ``reasoning_content``, ``reasoning`` or ``thinking`` before it; their system
+    message is not, since ``prompt`` has one.
     An answer column that holds a worked solution is read after ``####`` or in its last ``\\boxed{}``. The param
     ``answer_from`` (``as_is``, ``hash``, ``boxed``, ``auto``) fixes the way; ``auto`` is the default. With the param
     ``skip_bad_rows`` rows without question or answer are left out and counted; with ``decimal: ","`` the golds ``12,5`` and
@@ -414,9 +412,10 @@ def load_local(source: Source) -> list[Problem]:
     """
     rows = load_source(source, hub=None, where="local")
     refuse_unknown(source.params, ("answer_from", "skip_bad_rows", "decimal"), "local")
-    where = source.path or source.hub or "local"
+    where, skip_bad = source.path or source.hub or "local", bool(source.params.get("skip_bad_rows", False))
     if not source.columns and isinstance(rows[0].get("reward_model"), dict) and "answer" not in rows[0]:
-        return to_problems(rows, PUBLISHED["dapo"], where=where)
+        as_dapo = replace(PUBLISHED["dapo"], skip_bad=skip_bad)
+        return to_problems([_verl_row(row) for row in rows], as_dapo, where=where)
     every = rows[0] | {name: value for row in rows for name, value in row.items() if name not in rows[0]}
     names = pick_columns(every, source.columns, where=where)
     way, decimal = source.params.get("answer_from", "auto"), source.params.get("decimal", ".")
@@ -433,5 +432,4 @@ def load_local(source: Source) -> list[Problem]:
         "identity" if field == "id" else field: column for field, column in names.items()
     }
     columns |= {"answer": gold, "extra": _demonstrated("demonstrated_answer")}
-    columns["skip_bad"] = bool(source.params.get("skip_bad_rows", False))
-    return to_problems(rows, Columns(**columns), where=where)
+    return to_problems(rows, Columns(**columns, skip_bad=skip_bad), where=where)

@@ -39,6 +39,8 @@ ROLES = {
     "gpt": "assistant",
 }
 """The speaker of a chat message, by its ``role`` or (ShareGPT's) ``from``."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of what an assistant thought before its message."""
 OF_THE_CALL = (
     "prompts", "completions", "completion", "completion_ids", "parsed", "log_metric", "trainer_state",
 )  # fmt: skip
@@ -122,7 +124,7 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
     for number, row in enumerate(rows, start=1):
         values = [_value(row, column) for column in (columns.question, columns.answer, columns.solution)]
         with_system += any(who == "system" for who, _ in _turns(values[0]))
-        values[0], values[2] = chat_text(values[0], "user"), chat_text(values[2], "assistant")
+        values[0], values[2] = chat_text(values[0], "user"), chat_text(values[2], "assistant", THOUGHTS)
         if isinstance(values[2], list) and all(isinstance(line, str) for line in values[2]):
             values[2] = "\n".join(values[2])
         elif kind := _no_text(values[2]):
@@ -173,14 +175,17 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
     return problems
 
 
-def chat_text(value: Any, role: str) -> Any:
-    """Return the text of ``role`` (user, assistant) in chat messages of one question and at most one reply; another value as it is."""
-    turns = _turns(value)
+def chat_text(value: Any, role: str, before: Sequence[str] = ()) -> Any:
+    """Return the text of ``role`` (user, assistant) in chat messages of one question and at most one reply; another value as it is.
+
+    The first key of ``before`` that a message has goes before its text.
+    """
+    turns = _turns(value, before)
     plain = [who for who, _ in turns if who != "system"] in (["user"], ["assistant"], ["user", "assistant"])
     return "".join(text for who, text in turns if who == role) if plain else value
 
 
-def _turns(value: Any) -> list[tuple[str, str]]:
+def _turns(value: Any, before: Sequence[str] = ()) -> list[tuple[str, str]]:
     """List speaker and text of chat messages; an empty list for another value, and for messages that are not all texts."""
     turns = []
     for message in value if isinstance(value, list) else ():
@@ -188,7 +193,8 @@ def _turns(value: Any) -> list[tuple[str, str]]:
         text = message.get("content") or message.get("value") if sender else None
         if sender not in ROLES or not isinstance(text, str):
             return []
-        turns.append((ROLES[sender], text))
+        thoughts = [thought for key in before if isinstance(thought := message.get(key), str) and thought][:1]
+        turns.append((ROLES[sender], "\n\n".join([*thoughts, text])))
     return turns
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, load_problems
-from algorist.data.adapters import plain_problem
 from algorist.data.files import read_rows
 from algorist.data.golds import plain_number, without_dollars
 from algorist.data.leakage import overlap
@@ -277,7 +276,6 @@ def test_dapo_reads_each_published_layout(tmp_path: Path, row: dict[str, Any]) -
 def test_dapo_without_an_answer_names_the_field(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="training dataset has no 'answer' field"):
         load("dapo", jsonl(tmp_path, [{"prompt": "q", "note": "n"}]), "train")
-    assert plain_problem([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]) == "q"
 
 
 @pytest.mark.parametrize(

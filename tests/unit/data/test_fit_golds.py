@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,51 @@ def test_verls_layout_is_read_without_an_adapters_name(tmp_path: Path) -> None:
     }
     (problem,) = load_problems(DatasetSection(name="local", path=str(jsonl(tmp_path / "train.jsonl", row))))
     assert (problem.question, problem.answer, problem.id) == ("What is 2+2?", "4", "7")
+
+
+USER = {"role": "user", "content": "What is 2+2?"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "solution"),
+    [
+        ({"solution": "Two and two: $\\boxed{4}$."}, "Two and two: $\\boxed{4}$."),
+        ({"solution": "2+2=4\n#### 4"}, "2+2=4\n#### 4"),
+        ({"solution": "4"}, ""),  # DAPO's own column, which is the answer
+        ({"reward_model": {"ground_truth": {"target": "4"}}, "solution": "2+2=4"}, "2+2=4"),
+        ({"reward_model": {"ground_truth": ["4"]}}, ""),
+        ({"prompt": [{"role": "system", "content": "Be brief."}, USER]}, ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["local", "dapo"])
+def test_verls_ground_truth_is_the_gold_and_its_solution_the_solution(
+    name: str, changes: dict[str, Any], solution: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = {"prompt": [USER], "reward_model": {"ground_truth": "4"}} | changes
+    (problem,) = load_problems(DatasetSection(name=name, path=str(jsonl(tmp_path / "train.jsonl", row))))
+    assert (problem.question, problem.answer, problem.solution) == (USER["content"], "4", solution)
+    assert ("begin with a system message, which is not read" in caplog.text) == ("Be brief" in str(row))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": [USER, {"role": "assistant", "content": "4"}, USER]},
+        {"prompt": [{"role": "user", "content": [{"type": "text", "text": "What is 2+2?"}]}]},
+        {"reward_model": {"ground_truth": {"value": "4"}}},
+    ],
+)
+def test_what_is_no_question_or_gold_in_verls_layout_is_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    good = {"prompt": [USER], "reward_model": {"ground_truth": "4"}}
+    path = str(jsonl(tmp_path / "train.jsonl", good, good | changes))
+    with pytest.raises(
+        DataError, match=r"row 2 has chat messages \(of more than one question .* or an object"
+    ):
+        load_problems(DatasetSection(name="local", path=path))
+    (problem,) = load_problems(DatasetSection(name="local", path=path, params={"skip_bad_rows": True}))
+    assert problem.answer == "4"
 
 
 def test_several_values_in_one_cell_are_refused(tmp_path: Path) -> None:

@@ -416,6 +416,15 @@ def test_chats_of_one_question_are_read(
     )
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("reply", ["4", "It is \\boxed{4}."])
+def test_thoughts_beside_a_reply_are_the_solutions_beginning(key: str, reply: str, tmp_path: Path) -> None:
+    (asked,), (replied,) = chat(ASKED), chat(("assistant", reply))
+    path = jsonl(tmp_path, [{"messages": [asked, {**replied, key: "8 / 2 = 4."}]}])
+    (problem,) = load_problems(section(name="local", path=path))
+    assert (problem.question, problem.answer, problem.solution) == (ASKED[1], "4", f"8 / 2 = 4.\n\n{reply}")
+
+
 @pytest.mark.parametrize("column", ["messages", "chat"])
 def test_a_named_column_may_hold_the_chat(tmp_path: Path, column: str) -> None:
     path = jsonl(tmp_path, [{column: chat(ASKED, REPLIED)}])

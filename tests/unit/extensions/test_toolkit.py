@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from algorist.errors import ConfigError, DataError
 from algorist.extensions.toolkit import (
+    MathTrainingSetup,
+    build_chat_prompt,
     compute_entropy,
     compute_per_instance_dpo_loss,
+    create_math_training_setup,
     get_packed_sft_dataset,
     get_response_log_probs,
     iterate_batches,
@@ -22,6 +26,7 @@ from algorist.extensions.toolkit import (
     tokenize_prompt_and_output,
 )
 from algorist.models.tiny import tiny_model, train_tokenizer
+from tests.tiny import APPLES, tiny_policy
 
 PROMPTS = ["What is 1 + 1?", "Name a number.", ""]
 OUTPUTS = [" It is 2.", "7", " forty-two, as everybody knows"]
@@ -217,3 +222,52 @@ def test_parse_mmlu_response(output: str, letter: str | None) -> None:
 )
 def test_parse_gsm8k_response(output: str, number: str | None) -> None:
     assert parse_gsm8k_response(output) == number
+
+
+SETUP = {"num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 1, "max_completion_length": 8}
+
+
+def setup_of(rows: Any, folder: Path, **changes: Any) -> MathTrainingSetup:
+    policy = tiny_policy()
+    return create_math_training_setup(
+        policy.model,
+        tokenizer=policy.tokenizer,
+        dataset=rows,
+        device="cpu",
+        output_dir=folder,
+        grpo_args=SETUP | {"max_prompt_length": None},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"question": APPLES, "answer": 17}, "17"),
+        ({"question": APPLES, "answer": 0}, "0"),
+        ({"question": APPLES, "answer": 17.0}, "17"),
+        ({"problem": APPLES, "expected_answer": "14 + 3\n#### 17"}, "17"),
+        ({"prompt": [{"role": "user", "content": APPLES}], "answer": "It is \\boxed{17}."}, "17"),
+    ],
+)
+def test_rows_of_a_setup_have_the_usual_columns(row: dict[str, Any], answer: str, tmp_path: Path) -> None:
+    found = setup_of([row] * 4, tmp_path)
+    (problem, *_) = found.artifacts.trainer.problems
+    assert (problem.question, problem.answer) == (APPLES, answer)
+    assert len(found.dataset) == 4 and found.dataset[0]["reference_answer"] == answer
+    assert found.dataset[0]["prompt"] == build_chat_prompt(APPLES)
+
+
+def test_a_row_without_an_answer_ends_a_setup(tmp_path: Path) -> None:
+    for missing in (None, float("nan")):
+        with pytest.raises(DataError, match="row 2 has no gold answer"):
+            rows = [{"question": APPLES, "answer": 17.5}, {"question": "1 + 1?", "answer": missing}]
+            setup_of(rows, tmp_path)
+
+
+def test_rewards_of_a_setup_keep_their_weights(tmp_path: Path) -> None:
+    rows = [{"question": APPLES, "answer": "17"}] * 4
+    rewards = ["correct", {"name": "well_formed", "weight": 0.2}]
+    assert setup_of(rows, tmp_path, reward_funcs=rewards).reward_funcs.weights == [1.0, 0.2]
+    with pytest.raises(ConfigError, match="reward_funcs has weights, and reward_weights is given too"):
+        setup_of(rows, tmp_path, reward_funcs=rewards, reward_weights=[1.0, 0.5])

@@ -18,8 +18,8 @@ from algorist.config.other_names import ours_for, trl_names
 from algorist.config.schema import DatasetSection, GRPOSection, refuse_groups_of_one
 from algorist.config.section import ModelSection
 from algorist.data import Source, load_problems
-from algorist.data.columns import Columns, load_source, pick_columns, to_problems
-from algorist.data.golds import extract_hash_answer
+from algorist.data.columns import Columns, chat_text, load_source, pick_columns, to_problems
+from algorist.data.golds import plain_number, stated_gold
 from algorist.data.problems import fitting_problems, tokenizer_texts
 from algorist.errors import ConfigError, DataError, EngineError, check_known
 from algorist.prompts import PromptFormat, get_format
@@ -121,7 +121,7 @@ def format_for_grpo(dataset: Dataset, system_prompt: str | None = None) -> Datas
         return {
             "prompt": build_chat_prompt(row["question"], system_prompt),
             "reference_solution": row["answer"],
-            "reference_answer": extract_hash_answer(row["answer"]),
+            "reference_answer": str(stated_gold(str(row["answer"]), "auto") or "").strip(),
         }
 
     return dataset.map(formatted)
@@ -156,10 +156,10 @@ def create_math_training_setup(
         run_name: Name of the run, also in trackers.
         report_to: Trackers: ``"none"``, a name or names.
         reward_funcs: Rewards: names of the registry, ``file.py:function``, functions of yours (of one completion, or as TRL
-            calls them), or ``{"name": …, "params": …}``; ``DEFAULT_REWARDS`` when left out.
-        reward_weights: One weight for each reward; ``DEFAULT_REWARD_WEIGHTS`` for the default ones, else 1.
-        dataset: Rows with ``question`` and ``answer`` (a ``datasets.Dataset`` or a list of mappings) instead of GSM8K; a worked
-            answer is read after its ``####``.
+            calls them), or ``{"name": …, "weight": …, "params": …}``; ``DEFAULT_REWARDS`` when left out.
+        reward_weights: One weight for each reward; ``DEFAULT_REWARD_WEIGHTS`` for the default ones, else their own, or 1.
+        dataset: Rows with ``question`` and ``answer``, or the other usual names (a ``datasets.Dataset`` or a list of mappings),
+            instead of GSM8K; a worked answer is read after its ``####`` or in its last box.
         grpo_args: Arguments in TRL's names or keys of a recipe's ``grpo`` section, over ``DEFAULT_GRPO_ARGS``.
         trainer_kwargs: ``callbacks``, ``engine``, ``on_rollouts`` of ``make_grpo_trainer``.
         path: A local file or folder of GSM8K instead of the hub.
@@ -192,21 +192,18 @@ def create_math_training_setup(
         max_prompt_tokens=merged["max_prompt_length"],
     )
     seed = int(merged.get("seed", 42))
-    problems = load_problems(source) if dataset is None else _problems(dataset, limit)
+    problems, rows = (load_problems(source), None) if dataset is None else _problems(dataset, limit)
     policy = _policy(model_name, tokenizer, place, seed, problems, form)
     attach(policy.tokenizer, Asked(form, section.max_completion_tokens))
-    problems = (
-        fitting_problems(source, problems, form, policy.tokenizer)
-        if dataset is None
-        else [
-            p
-            for p in problems
-            if len(encode_prompt(form, policy.tokenizer, p.question)) <= merged["max_prompt_length"]
-        ]
-    )
+    if rows is None:
+        rows, problems = (
+            load_gsm8k(split, path=path),
+            fitting_problems(source, problems, form, policy.tokenizer),
+        )
+    elif most := merged["max_prompt_length"]:
+        problems = [p for p in problems if len(encode_prompt(form, policy.tokenizer, p.question)) <= most]
     rewards.probe(problems)
     usable = {p.question for p in problems}
-    rows = load_gsm8k(split, path=path) if dataset is None else dataset
     fitting = [dict(row) for row in rows if str(row["question"]).strip() in usable]
     formatted = format_for_grpo(Dataset.from_list(fitting), system_prompt)
     names = [report_to] if isinstance(report_to, str) else list(report_to)
@@ -386,30 +383,32 @@ def _rewards(
     weights: Sequence[float] | None,
     form: PromptFormat,
 ) -> RewardSet:
-    defaults = DEFAULT_REWARD_WEIGHTS if functions is None else [1.0] * len(functions)
-    functions = list(DEFAULT_REWARDS) if functions is None else list(functions)
-    values = list(defaults if weights is None else weights)
-    if len(values) != len(functions):
-        names = [f if isinstance(f, str) else getattr(f, "__name__", str(f)) for f in functions]
-        raise ConfigError(
-            f"reward_weights has {len(values)} values, expected {len(functions)}: one each for {', '.join(names)}, such as "
-            f"{list(defaults)}"
-        )
+    if functions is None:
+        functions, weights = DEFAULT_REWARDS, DEFAULT_REWARD_WEIGHTS if weights is None else weights
     built = build_rewards(functions, form, matcher="numeric")  # a function of the caller runs in this process
-    for reward, weight in zip(built, values, strict=True):
+    if weights is not None and len(weights) != len(built):
+        raise ConfigError(
+            f"reward_weights has {len(weights)} values, expected {len(built)}: one each for {', '.join(built.names)}, such as "
+            f"{built.weights}"
+        )
+    if weights is not None and any(isinstance(one, Mapping) and "weight" in one for one in functions):
+        raise ConfigError("reward_funcs has weights, and reward_weights is given too; leave out one of them")
+    for reward, weight in zip(built, built.weights if weights is None else weights, strict=True):
         reward.weight = weight
     return built
 
 
-def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Problem]:
-    """Return the problems of the caller's rows."""
+def _problems(rows: Sequence[Mapping[str, Any]], limit: int | None) -> tuple[list[Problem], Any]:
+    """Return the problems of the caller's rows, and the rows with the columns ``question`` and ``answer``."""
     table = [dict(row) for row in rows]
     names = pick_columns(table[0] if table else {}, {}, where="dataset")
-    columns = Columns(
-        question=names["question"],
-        answer=lambda row: extract_hash_answer(str(row.get(names["answer"]))) or row.get(names["answer"]),
-    )
-    return to_problems(table, columns, where="dataset")[:limit]
+    for row in table:
+        answer = chat_text(row.get(names["answer"]), "assistant")
+        is_number = isinstance(answer, int | float) and answer == answer
+        row["question"] = chat_text(row.get(names["question"]), "user")
+        row["answer"] = plain_number(answer) if is_number else answer
+    columns = Columns(question="question", answer=lambda row: stated_gold(row["answer"], "auto"))
+    return to_problems(table, columns, where="dataset")[:limit], table
 
 
 def _check_bf16(bf16: bool | None, device: Any) -> None:
