@@ -34,8 +34,7 @@ class Problem:
 
     def columns(self) -> dict[str, Any]:
         """Return every field and every further column of the row, by name: what rewards and checkers see."""
-        own = {name: getattr(self, name) for name in PROBLEM_COLUMNS}
-        return {**self.extra, "problem_id": self.id, **own}
+        return {**self.extra, "problem_id": self.id} | {name: getattr(self, name) for name in PROBLEM_COLUMNS}
 
     def __getitem__(self, column: str) -> Any:
         """Return a field or a further column of the row by name."""
