@@ -195,7 +195,7 @@ def clipped_ratio(
     importance: Importance = "token",
     clip_low: Positive = 0.2,
     clip_high: Positive = 0.2,
-    delta: Positive | None = None,
+    delta: Annotated[float, Field(gt=1, le=1e6)] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A): PPO's clipped objective, GRPO's loss.
 
@@ -206,7 +206,7 @@ def clipped_ratio(
         importance: Ratios per token or per sequence.
         clip_low: Lower clipping distance of the ratio.
         clip_high: Upper clipping distance of the ratio.
-        delta: Also caps the unclipped ratio (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
+        delta: Also caps the unclipped ratio itself (two-sided clipping, INTELLECT-2); above 1 + ``clip_high``.
 
     Source: PPO (1707.06347) eq. 7, GRPO (2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783),
     GSPO (2507.18071) eq. 5 and section 5.1, LUSPO (2602.05261) and its section 5.1.
