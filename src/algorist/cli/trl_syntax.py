@@ -53,9 +53,8 @@ class Script:
     def gives(self, made: ast.expr) -> bool:
         """Tell whether the script does anything with a value but to name, change and print it."""
         names = {name for name, value in self.assigned().items() if value is made}
-        owners = [
-            node.value for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)
-        ]  # config.r = 8
+        # config.r = 8 changes it
+        owners = [node.value for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
         aside = {*owners, *(inner for call in self.calls("print") for inner in ast.walk(call))}
         loads = [n for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         return not names or any(node.id in names for node in loads if node not in aside)

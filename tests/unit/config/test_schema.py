@@ -81,7 +81,10 @@ def test_extends_and_overrides_and_origins(tmp_path: Path) -> None:
         (["grpo.epsilon_high=0.1"], ["Here it is grpo.loss.clip_high=VALUE"]),
         (["grpo.clip_high=0.1"], ["Here it is grpo.loss.clip_high=VALUE"]),
         (["grpo.importance_sampling_level=token"], ["Here it is grpo.loss.importance=VALUE"]),
-        (["grpo.loss.delta=0.5"], ["grpo.loss.delta", "greater than 1"]),  # it would cap every ratio of right answers
+        (
+            ["grpo.loss.delta=0.5"],
+            ["grpo.loss.delta", "greater than 1"],
+        ),  # it would cap every ratio of right answers
         (["grpo.loss_params.delta=4"], ["Here it is grpo.loss.KEY=VALUE"]),
         (["nonsense"], ["key=value"]),
         (["rewards.².weight=1"], ["is not a position in a list of 2"]),
