@@ -294,6 +294,28 @@ def test_a_run_is_no_model_to_train_and_an_empty_file_no_recipe(cli: Cli, tmp_pa
     assert result.returncode == 2 and "found nothing" in result.stderr
 
 
+@pytest.mark.parametrize("section", ["sft", "train"])
+def test_long_prompts_are_left_out_of_sft_too(section: str, tmp_path: Path) -> None:
+    rows = [
+        {"question": f"{n} + 1?" + " please" * (n % 2), "answer": str(n + 1), "solution": "so"}
+        for n in range(32)
+    ]
+    place = jsonl(tmp_path / "rows.jsonl", rows)
+    settings = [
+        "grpo.enabled=false",
+        "eval.enabled=false",
+        "sft.max_steps=null",
+        "sft.epochs=1",
+        "sft.batch_size=4",
+    ]
+    data = [f"data.{part}={{name: local, path: {place}}}" for part in {"train", section}]
+    data += ["data.sft=null"] if section == "train" else []
+    for name, more in {"all": [], "short": [f"data.{section}.max_prompt_percentile=50"]}.items():
+        trained(tmp_path, *settings, *data, *more, f"run_name={name}")
+    steps = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("all", "short")]
+    assert steps[0] == 8 and 4 <= steps[1] < 8
+
+
 def test_a_resumed_run_evaluates_as_its_finished_stage_was(cli: Cli, tmp_path: Path) -> None:
     trained(tmp_path, "eval.baseline=true", "sft.max_steps=2", "grpo.max_steps=1", stages=("sft",))
     more = ["eval.max_completion_tokens=9", "eval.batch_size=7", "grpo.max_steps=2"]

@@ -68,7 +68,7 @@ def load_problems(
     if section.shuffle_seed is not None:
         random.Random(section.shuffle_seed).shuffle(problems)
     if prompt_tokens is not None:
-        problems = _by_length(problems, section, prompt_tokens)
+        problems = by_length(problems, section, prompt_tokens)
     if section.limit is not None:
         problems = problems[: section.limit]
     if not problems:
@@ -174,9 +174,10 @@ def with_solutions(problems: list[Problem], dataset: str = "sft") -> list[Proble
     return solved
 
 
-def _by_length(
+def by_length(
     problems: list[Problem], section: DatasetSection, prompt_tokens: Callable[[Problem], int]
 ) -> list[Problem]:
+    """Return the problems whose prompts, in tokens, pass the section's length filters (DataError: none does)."""
     if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
         return problems
     lengths = [prompt_tokens(p) for p in problems]

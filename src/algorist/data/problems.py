@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data.files import HubAwayError, hub_is_away
 from algorist.data.golds import check_golds
-from algorist.data.load import load_problems, with_solutions
+from algorist.data.load import by_length, load_problems, with_solutions
 from algorist.errors import ConfigError, DataError
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, render_prompt
@@ -101,19 +101,25 @@ def fitting_problems(
     """Return the problems whose prompts pass the section's length filters, which come before its ``limit``."""
     if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
         return problems
-    return load_problems(
-        section, prompt_tokens=lambda p: len(encode_prompt(prompt_format.of(p), tokenizer, p.question))
-    )
+    return load_problems(section, prompt_tokens=_length_in(prompt_format, tokenizer))
+
+
+def fitting_demonstrations(
+    recipe: Recipe, problems: list[Problem], prompt_format: PromptFormat, tokenizer: Any
+) -> list[Problem]:
+    """Return the demonstrations whose prompts pass the length filters of their section."""
+    return by_length(problems, recipe.data.sft or recipe.data.train, _length_in(prompt_format, tokenizer))
+
+
+def _length_in(prompt_format: PromptFormat, tokenizer: Any) -> Callable[[Problem], int]:
+    return lambda problem: len(encode_prompt(prompt_format.of(problem), tokenizer, problem.question))
 
 
 def prompts_beyond(
     tokens: int, problems: Sequence[Problem], prompt_format: PromptFormat, tokenizer: Any
 ) -> list[tuple[Problem, int]]:
     """Return the problems whose prompts have more tokens, with their number; a question of fewer bytes is not encoded."""
-
-    def length(problem: Problem) -> int:
-        return len(encode_prompt(prompt_format.of(problem), tokenizer, problem.question))
-
+    length = _length_in(prompt_format, tokenizer)
     around = length(problems[0]) if problems else 0
     long = [p for p in problems if len(p.question.encode()) + around > tokens]
     return [(p, count) for p in long if (count := length(p)) > tokens]

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.data.golds import check_golds
-from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
+from algorist.data.problems import Problems, fitting_demonstrations, fitting_problems, tokenizer_texts
 from algorist.diagnosis.course import odd_data
 from algorist.diagnosis.facts import leaked_text
 from algorist.diagnosis.rule import Finding
@@ -165,6 +165,8 @@ def _inspect(
     policy = start_policy(plan, model)
     plan = plan.opened(policy.tokenizer)
     data.train = fitting_problems(recipe.data.train, data.train, plan.form, policy.tokenizer)
+    if recipe.sft.enabled:
+        data.sft = fitting_demonstrations(recipe, data.sft, plan.form, policy.tokenizer)
     look = _Inspection(plan, policy, result, display, sft=recipe.sft.enabled and model is None)
     ends = time.monotonic() + 60 * minutes
     try:

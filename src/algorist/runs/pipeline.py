@@ -23,6 +23,7 @@ from algorist.config.own_files import changed_since, with_copies
 from algorist.config.schema import Recipe
 from algorist.data.problems import (
     Problems,
+    fitting_demonstrations,
     fitting_problems,
     longest_sequence,
     tokenizer_texts,
@@ -315,6 +316,8 @@ def _load_start(run: Run) -> None:
     run.plan = replace(run.plan, form=opened_by_template(run.plan.form, tokenizer))
     attach_asking(tokenizer, run.recipe, run.prompt_format)
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, tokenizer)
+    if run.plan.trains("sft"):
+        run.sft = fitting_demonstrations(run.recipe, run.sft, run.prompt_format, tokenizer)
     run.held_out = fitting_problems(run.recipe.data.eval, run.held_out, run.prompt_format, tokenizer)
     every = list(run.policy.model.parameters())
     packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte
