@@ -67,7 +67,7 @@ def _scaling(header: GGUFReader, config: Any, rope: dict[str, Any], file: Path) 
     """Return the rotary parameters of a file's scaling, as transformers names them; empty without one."""
     tensors = {t.name: [float(v) for v in t.data] for t in header.tensors if "rope_f" in t.name}
     kind, factor = (_value(header, f"rope.scaling.{name}") for name in ("type", "factor"))
-    original = _value(header, "rope.scaling.original_context_length")
+    original = _value(header, "rope.scaling.original_context_length") or _value(header, "context_length")
     attention = _value(header, "rope.scaling.attn_factor")
     if _LONG in tensors:
         config.original_max_position_embeddings = original
