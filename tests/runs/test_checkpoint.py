@@ -225,6 +225,24 @@ def test_sft_continued_from_a_checkpoint_is_the_same_run(tmp_path: Path, after_s
     same(after_sft, tmp_path / "r", "sft")
 
 
+def test_a_run_that_is_lengthened_has_the_rates_of_its_new_schedule_at_once(tmp_path: Path) -> None:
+    settings = ("grpo.enabled=false", "sft.lr_scheduler=linear", "sft.warmup_ratio=0", "sft.logging_steps=1")
+    longer = ("sft.max_steps=8",)
+    run(tmp_path / "whole", *settings, *longer)
+    run(tmp_path / "cut", *settings)
+    cut_back(tmp_path / "cut" / "r", "sft", 2)
+    run(tmp_path / "cut", *settings, *longer, resume=True)
+    rates = [
+        {
+            row["step"]: row["learning_rate"]
+            for row in metrics(tmp_path / name / "r")
+            if "learning_rate" in row
+        }
+        for name in ("whole", "cut")
+    ]
+    assert [rates[0][step] for step in range(3, 9)] == [rates[1][step] for step in range(3, 9)]
+
+
 def test_a_checkpoint_holds_what_it_says(after_sft: Path) -> None:
     newest, refused = newest_checkpoint(after_sft / "sft")
     assert newest is not None and newest.name == "checkpoint-4" and refused == []

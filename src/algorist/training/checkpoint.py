@@ -242,11 +242,8 @@ def check_weights(model: Any, checkpoint: Path) -> None:
 def _quiet_about_ties() -> Iterator[None]:
     """Leave out transformers' line on a tied head that is not in the file: ``check_weights`` has looked already."""
 
-    def keep(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("There were missing keys")
-
     logger = logging.getLogger("transformers.trainer")
-    logger.addFilter(keep)
+    logger.addFilter(keep := lambda record: not record.getMessage().startswith("There were missing keys"))
     try:
         yield
     finally:
@@ -254,11 +251,16 @@ def _quiet_about_ties() -> Iterator[None]:
 
 
 class _FirstStep(TrainerCallback):
-    """Knows whether the first step has begun."""
+    """Knows whether the first step has begun; it has the rate of the schedule as it is now, whose length may have changed."""
 
     begun = False
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
+    def on_step_begin(self, *_: Any, optimizer: Any, lr_scheduler: Any, **__: Any) -> None:
+        plain = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate's has it within
+        rates = () if self.begun else getattr(plain, "lr_lambdas", ())
+        for group, rate in zip(optimizer.param_groups, rates):
+            group["lr"] = group["initial_lr"] * rate(plain.last_epoch)
+            plain._last_lr = [one["lr"] for one in optimizer.param_groups]  # what is logged
         self.begun = True
 
 
@@ -270,11 +272,9 @@ def _try_states(state: dict[str, Any]) -> None:
     """
     for kind in ("extensions", "rewards"):
         for name, value in state.get(kind, {}).items():
-            file = io.BytesIO()
             try:
-                torch.save(value, file)
-                file.seek(0)
-                torch.load(file, weights_only=True)
+                torch.save(value, file := io.BytesIO())
+                torch.load(io.BytesIO(file.getvalue()), weights_only=True)
             except Exception as error:
                 other = isinstance(error, UnpicklingError)
                 reason = "an object of another kind" if other else first_line(error)
@@ -308,8 +308,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the library does, after the state of a checkpoint has been restored; True takes the newest whole one."""
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
+        if (checkpoint := resume_from_checkpoint) is True:
             checkpoint, refused = newest_checkpoint(Path(self.args.output_dir))
             for line in refused:
                 log.warning("%s", line)
@@ -335,8 +334,9 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
         except Exception as error:
             if not checkpoint or first.begun or isinstance(error, AlgoristError) or is_out_of_memory(error):
                 raise
-            more = isinstance(error, UnpicklingError)
-            reason = "more than numbers and texts" if more else first_line(error)
+            reason = (
+                "more than numbers and texts" if isinstance(error, UnpicklingError) else first_line(error)
+            )
             raise CheckpointError(
                 f"{checkpoint} cannot be loaded: a file of it holds what it should not ({type(error).__name__}: {reason}). Move the "
                 f"folder away, and --resume takes the one before: mv {checkpoint} {checkpoint}-damaged"
@@ -383,8 +383,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
             self.accelerator.wait_for_everyone()
             if main:
                 write_manifest(staging / name, self.state.global_step)
-                if (folder / name).exists():  # the same step saved twice (Ctrl-C at a save step)
-                    shutil.rmtree(folder / name)
+                shutil.rmtree(folder / name, ignore_errors=True)  # saved twice: Ctrl-C at a save step
                 (staging / name).rename(folder / name)
                 sync_folder(folder)
                 shutil.rmtree(staging, ignore_errors=True)

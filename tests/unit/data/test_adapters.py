@@ -447,6 +447,7 @@ def test_mixture_keeps_proportions_without_repeating(shared_data: Path) -> None:
         ),
         ({"parts": [{"name": "arithmetic", "weight": -1}]}, "part 0 has the weight -1"),
         ({"parts": [{"name": "arithmetic", "max_prompt_tokens": 9}]}, "set it at the mixture itself"),
+        ({"parts": [{"name": "arithmetic", "checker": "own.py:f"}]}, "parts take registered ones"),
     ],
 )
 def test_mixture_names_the_mistake(params: dict[str, Any], message: str) -> None:

@@ -101,6 +101,11 @@ def _load_part(part: dict[str, Any], number: int) -> list[Problem]:
             raise DataError(
                 f"mixture: part {number} has {key}, which needs the tokenizer; set it at the mixture itself"
             )
+    if ".py:" in (section.checker or ""):
+        raise DataError(
+            f"mixture: part {number} has a checker of its own file, {section.checker}; parts take registered ones: register it in a file "
+            "of plugins (docs/extending.md)"
+        )
     return [
         replace(p, id=f"{number}/{p.id}", extra={**p.extra, "dataset": section.name})
         for p in load_problems(section)
