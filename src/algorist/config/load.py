@@ -190,6 +190,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"override '{text}' is not key=value; write for example grpo.max_steps=200")
     if key.strip() in AS_TYPED and re.fullmatch(r"[\w.:+-]+", raw) and raw != "null":
         return key.strip(), raw
+    if key.strip() == "prompt.system_prompt" and not raw:
+        return key.strip(), ""  # none at all; null is the format's own
     try:
         value = read_yaml(raw, "the value")
         if ends_in_comment(raw):

@@ -239,6 +239,13 @@ def test_the_batch_rule_names_what_works(batch: int, accumulation: int, works: i
     assert right.batch_size * right.gradient_accumulation_steps % right.group_size == 0
 
 
+@pytest.mark.parametrize(
+    ("typed", "prompt"), [("", ""), ("''", ""), ("null", None), ("Be brief.", "Be brief.")]
+)
+def test_an_empty_system_prompt_is_none_at_all(typed: str, prompt: str | None) -> None:
+    assert load_recipe("smoke-cpu", [f"prompt.system_prompt={typed}"]).recipe.prompt.system_prompt == prompt
+
+
 @pytest.mark.parametrize("name", ["1", "12e3", "007", "1_000", "2026-11-28", "yes", "0x10"])
 def test_a_run_is_called_what_was_typed(name: str, tmp_path: Path) -> None:
     """YAML reads numbers, a date, and a truth value: a name of 12e3 became 12000.0."""
