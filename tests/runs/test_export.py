@@ -26,6 +26,7 @@ from algorist.extensions.model_folder.write import export
 from algorist.models.load import load_policy, make_policy
 from algorist.prompts import get_format
 from algorist.prompts.chat import render_prompt
+from algorist.runs.asking import recipe_format
 from algorist.runs.pipeline import run_recipe
 
 CPU = torch.device("cpu")
@@ -240,8 +241,8 @@ def test_the_cards_code_asks_with_the_trained_prompt(
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "given" / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(code, made := {})
-    tokenizer = made["tokenizer"]
-    prompt = render_prompt(get_format("reasoning_answer"), tokenizer, question_of(run))
+    tokenizer, form = made["tokenizer"], recipe_format(load_recipe(str(run / "config.yaml")).recipe)
+    prompt = render_prompt(form, tokenizer, question_of(run))
     assert made["inputs"]["input_ids"][0].tolist() == tokenizer(prompt)["input_ids"]
 
 

@@ -48,8 +48,8 @@ def check_nothing_left(header: GGUFReader, model: Any, drop: str, file: Path) ->
         ConfigError: It has more weights than the model.
     """
     sizes = {t.name: int(t.n_elements) for t in header.tensors if t.name != drop and "rope_f" not in t.name}
-    has = sum(parameter.numel() for parameter in model.parameters())
-    if (more := sum(sizes.values()) - has) > 0:
+    has = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}  # tied ones once
+    if (more := sum(sizes.values()) - sum(has.values())) > 0:
         biases = ", ".join([name for name in sizes if name.endswith(".bias")][:3])
         perhaps = f", perhaps its biases ({biases})" if biases else ""
         raise ConfigError(
@@ -101,14 +101,15 @@ def _scaling(header: GGUFReader, config: Any, rope: dict[str, Any], file: Path) 
 
 
 def _llama3(given: list[float], rope: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return Llama 3's parameters that give the factors of a file, one for each frequency."""
+    """Return Llama 3's parameters that give the factors of a file, one for each frequency.
+
+    The bounds of its frequencies, 1 and 4, are those of all models that were published.
+    """
     factor, count = max(given), len(given)
     waves = [2 * math.pi * rope["rope_theta"] ** (place / count) for place in range(count)]
 
     def of(wave: float, original: int) -> float:
-        smooth = min(
-            1.0, max(0.0, (original / wave - 1) / 3)
-        )  # low 1, high 4: those of all that were published
+        smooth = min(1.0, max(0.0, (original / wave - 1) / 3))
         return 1 / ((1 - smooth) / factor + smooth)
 
     for original in _ORIGINALS:
