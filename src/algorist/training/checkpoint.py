@@ -251,7 +251,7 @@ def _quiet_about_ties() -> Iterator[None]:
 
 
 class _FirstStep(TrainerCallback):
-    """Knows whether the first step has begun; it has the rate of the schedule as it is now, whose length may have changed."""
+    """Gives the first step the rate of the schedule as it is now, whose length may have changed, and knows whether it has begun."""
 
     begun = False
 

@@ -38,10 +38,11 @@ def write_gguf(
     rope: dict[str, Any] | None = None,
     bias: bool = False,
     more: Callable[[Any], None] = lambda writer: None,
+    splits: str = "default",
 ) -> LlamaForCausalLM:
     """Write a small Llama with its tokenizer as GGUF, as llama.cpp's converter does, and return it.
 
-    ``kinds``: those of its embedding and head; ``more``: what else is written.
+    ``kinds``: those of its embedding and head; ``more``: what else is written; ``splits``: name of its pre-tokenizer.
     """
     tokenizer = train_tokenizer([TEXT] * 20, vocab_size=320)
     config = LlamaConfig(
@@ -76,7 +77,7 @@ def write_gguf(
     words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(splits)
     writer.add_token_list([word for word, _ in words])
     writer.add_token_types([3 if word.startswith("<|") else 1 for word, _ in words])
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
@@ -199,6 +200,14 @@ def test_biases_of_a_llama_file_are_read(cache: Path, tmp_path: Path) -> None:
     policy = load_policy(tmp_path / "a.gguf", device=CPU)
     ids = policy.tokenizer(TEXT)["input_ids"]
     torch.testing.assert_close(logits(policy.model, ids), logits(written.eval(), ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("splits", "whole"), [("llama-bpe", True), ("default", False)])
+def test_a_word_of_the_vocabulary_is_whole_where_llama_cpp_takes_it_so(
+    splits: str, whole: bool, cache: Path, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "a.gguf", splits=splits)
+    assert load_tokenizer(str(tmp_path / "a.gguf")).backend_tokenizer.model.ignore_merges is whole
 
 
 def test_weights_without_a_place_in_the_model_are_refused(cache: Path, tmp_path: Path) -> None:

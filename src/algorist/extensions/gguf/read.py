@@ -76,7 +76,7 @@ def _mark(file: Path) -> str:
     """Return a name for the file's content (size, time, first and last megabyte) and for how it is converted: this folder's code."""
     stat = file.stat()
     digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
-    for code in ("read.py", "header.py", "rest.py"):
+    for code in ("read.py", "header.py", "left_out.py"):
         digest.update(Path(__file__).with_name(code).read_bytes())
     with file.open("rb") as content:
         digest.update(content.read(_SAMPLE))
@@ -98,7 +98,7 @@ def _dequantise(file: Path, folder: Path) -> None:
         read_once,
         without_vocabulary,
     )
-    from algorist.extensions.gguf.rest import carry_over, check_nothing_left, take_words_whole
+    from algorist.extensions.gguf.left_out import carry_over, check_nothing_left, take_words_whole
 
     with read_once(), tempfile.TemporaryDirectory(dir=folder) as weights:
         header = Header(file)

@@ -16,8 +16,14 @@ _ORIGINALS = (8192, 4096, 2048, 16384, 32768)
 """Contexts that Llama 3's scaling may begin with; its own is the first."""
 _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 _IGNORED = {"type", "factor", "original_context_length", "finetuned", "attn_factor", "yarn_ext_factor"}
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken", "pixtral", "falcon3", "lfm2")
-"""Pre-tokenizers with which llama.cpp takes a text that is a word of the vocabulary whole, without merges."""
+_WHOLE_WORDS = {
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    *("tekken", "youtu", "minicpm5"),
+}
+"""Pre-tokenizers with which llama.cpp takes a text that is a word of the vocabulary whole, without merges.
+
+Source: ``ignore_merges`` in llama.cpp's src/llama-vocab.cpp.
+"""
 
 
 def carry_over(header: GGUFReader, config: Any, file: Path) -> None:
