@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,16 @@ def test_a_finished_stage_keeps_its_length(first: Run) -> None:
         ConfigError, match=r"grpo.max_steps is 9, but .* has finished grpo with 2.*run_name=NAME"
     ):
         run_recipe(first.recipe.model_copy(update={"grpo": longer}), resume=True)
+
+
+def test_a_run_does_not_end_before_a_step_that_it_has_done(first: Run) -> None:
+    path = shutil.copytree(first.folder.path, first.folder.path.with_name("shorter"))
+    (path / "stages.json").unlink()
+    recipe = first.recipe.model_copy(
+        update={"run_name": "shorter", "grpo": first.recipe.grpo.model_copy(update={"max_steps": 1})}
+    )
+    with pytest.raises(ConfigError, match=r"max_steps is 1, but .* has done 2 steps of grpo.*max_steps=2"):
+        run_recipe(recipe, resume=True)
 
 
 # --- prompts that are too long stay out of training

@@ -99,6 +99,21 @@ def test_ceilings_decide_and_what_no_pilot_can_show_stays_open() -> None:
     assert 0.25 < taught.interval("teacher")[0] < 0.95
 
 
+def test_an_interval_holds_its_own_value_where_hardly_a_draw_explains_the_pilots() -> None:
+    fell = [
+        part("sft", 0.9, 0.1, 0.4, 1.0),
+        part("grpo", 0.1, 0.95, 4, 80),
+    ]  # as no draw of a healthy run does
+    odd = expect({"SFT, then GRPO": fell, "GRPO": [part("grpo", 0.9, 0.1, 4, 80)]}, 1.0, None, 8)
+    assert 1 / (odd.weights @ odd.weights) >= 100
+    for value, low, high in (
+        odd.interval("GRPO"),
+        odd.interval("SFT, then GRPO"),
+        odd.interval("GRPO", "SFT, then GRPO"),
+    ):
+        assert low < value < high
+
+
 def test_a_pilot_longer_than_its_run_has_an_end() -> None:
     whole = expect(
         {"SFT": [part("sft", 0.0, 0.01, 3.0, 1.0)], "GRPO": [part("grpo", 0.0, 0.0, 4, 2)]}, 1.0, None, 8

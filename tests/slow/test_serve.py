@@ -46,8 +46,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     own = folder / "r" / "sft" / "final" / "generation_config.json"
     own.write_text(
-        json.dumps({**json.loads(own.read_text()), "top_k": 20})
-    )  # which greedy answers do not see
+        json.dumps({**json.loads(own.read_text()), "top_k": 1, "repetition_penalty": 3.0})
+    )  # which no answer here sees
     return folder / "r"
 
 
@@ -61,10 +61,6 @@ def server(run: Path) -> Iterator[tuple[str, Callable[[], str]]]:
 @pytest.fixture
 def url(server: tuple[str, Callable[[], str]]) -> str:
     return server[0]
-
-
-def test_settings_that_only_the_server_applies_are_said(server: tuple[str, Callable[[], str]]) -> None:
-    assert "warning: the server also applies top_k=20 of generation_config.json" in server[1]()
 
 
 @contextlib.contextmanager
@@ -102,6 +98,18 @@ def test_greedy_answers_are_the_same(cli: Cli, run: Path, url: str) -> None:
     assert there.returncode == 0, there.stderr
     assert there.stdout == here.stdout and len(json.loads(there.stdout)["answers"]) == 2
     assert by_chat.returncode == 0 and "completion" in json.loads(by_chat.stdout)["answers"][0]
+
+
+def test_only_the_request_says_how_to_sample(cli: Cli, run: Path, url: str) -> None:
+    """transformers' server by itself answers greedily whatever the temperature, and lists the models of the hub's cache."""
+
+    def texts(*more: str) -> list[str]:
+        done = cli("solve", *QUESTIONS[:1] * 3, "--json", "--endpoint", url, "--max-new-tokens", "24", *more)
+        assert done.returncode == 0, done.stderr
+        return [answer["completion"] for answer in json.loads(done.stdout)["answers"]]
+
+    assert len(set(texts("--temperature", "2"))) == 3
+    assert len(set(texts())) == 1
 
 
 def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def state(folder: RunFolder) -> State:
         stage=stage,
         step=last.get("step"),
         steps=steps,
-        seconds_left=_seconds_left(lines, steps),
+        seconds_left=None if stage in folder.stages() else _seconds_left(lines, steps),
         seconds_since_last_line=round(time.time() - last["time"], 1) if "time" in last else None,
         curves={label: values for label, values in curves.items() if values},
         findings=[finding.one_line() for finding in diagnose(folder.path)],

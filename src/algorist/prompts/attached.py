@@ -33,7 +33,8 @@ def with_defaults(template: str, form: PromptFormat, *, prefill: bool, bos: bool
         prefill: Whether the generation prompt ends with the format's opening tag.
         bos: Whether the text begins with the first token, because ``tokenizer(text)`` adds it and the template does not.
     """
-    start = "{{ bos_token }}" if bos else ""
+    # Jinja drops a line's end after a block.
+    start = "{{ bos_token }}" if bos else '{{ "" }}' * template.startswith(("\n", "\r"))
     if form.raw_template is not None:
         pieces = " + ".join(
             map(_literal, form.raw_template.replace("{question}", "\0{question}\0").split("\0"))

@@ -15,7 +15,7 @@ from algorist.config.schema import Recipe
 from algorist.config.yaml_text import flat, to_yaml
 from algorist.errors import CheckpointError, ConfigError
 from algorist.store.run_folder import RunFolder
-from algorist.store.stages import STAGES
+from algorist.store.stages import STAGES, checkpoints, step_of
 from algorist.store.trust import sign
 
 
@@ -44,6 +44,13 @@ def settings_at_start(recipe: Recipe, inputs: Inputs, *, resume: bool) -> dict[s
                     f"{stage}.{name} is {now}, but {path} has finished {stage} with {was}. Leave it as it was, or "
                     f"train on in a new run: run_name=NAME model.name={path / stage / 'final'}"
                 )
+    for stage in STAGES:
+        steps, done = getattr(recipe, stage).max_steps, [*map(step_of, checkpoints(path / stage)), 0][0]
+        if steps and steps < done and not folder.is_finished(stage):
+            raise ConfigError(
+                f"{stage}.max_steps is {steps}, but {path} has done {done} steps of {stage}: it cannot end before them. Take "
+                f"{stage}.max_steps={done} to end there; the model after an earlier step is in {path / stage}/checkpoint-STEP"
+            )
     return before
 
 

@@ -15,7 +15,8 @@ from algorist.config.section import ModelSection
 from algorist.errors import ConfigError
 from algorist.models.load import make_policy, prepare_tokenizer
 from algorist.prompts import FORMATS, get_format, missing_tags
-from algorist.prompts.chat import render_prompt
+from algorist.prompts.attached import Asked
+from algorist.prompts.chat import attach, render_prompt
 from algorist.runs.asking import asked_as_trained, recipe_format
 
 TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]
@@ -188,3 +189,15 @@ def test_a_tokenizer_without_template_and_pad_gets_both() -> None:
     asked = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert asked == "s\n\nUser: q\nAssistant: "
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "s\n\nUser: q\n"
+
+
+@pytest.mark.parametrize("before", ["", "\n", "\r\n", "\n\n"])
+def test_a_bare_question_is_the_trained_prompt_whatever_the_template_begins_with(before: str) -> None:
+    tokenizer = make_policy(TINY, device=CPU, seed=0, texts=TEXTS).tokenizer
+    tokenizer.chat_template = before + tokenizer.chat_template
+    form = get_format("reasoning_answer")
+    trained = render_prompt(form, tokenizer, "1 + 1?")
+    attach(tokenizer, Asked(form, 64))
+    bare = [{"role": "user", "content": "1 + 1?"}]
+    assert tokenizer.apply_chat_template(bare, tokenize=False, add_generation_prompt=True) == trained
+    assert render_prompt(form, tokenizer, "1 + 1?") == trained

@@ -206,15 +206,11 @@ def _how_to_load(folder: Path, recipe: Recipe | None, name: str, is_adapter: boo
     )
 
 
-_GREEDY = {
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "min_new_tokens",
-    "min_length",
-    "suppress_tokens",
-    "bad_words_ids",
-}
-_SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
+UNUSED_SETTINGS = (
+    *("bad_words_ids", "do_sample", "min_length", "min_new_tokens", "min_p", "no_repeat_ngram_size"),
+    *("repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p"),
+)
+"""Settings of ``generation_config.json`` that neither training nor evaluation reads."""
 
 
 def unused_settings(folder: Path) -> list[str]:
@@ -223,7 +219,7 @@ def unused_settings(folder: Path) -> list[str]:
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except DAMAGED:
         return []
-    return [f"{name}={settings[name]}" for name in sorted(_GREEDY | _SAMPLED) if settings.get(name)]
+    return [f"{name}={settings[name]}" for name in UNUSED_SETTINGS if settings.get(name)]
 
 
 def _of_generation(folder: Path) -> str:

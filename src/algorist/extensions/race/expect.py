@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from algorist.extensions.race.routes import GRPO, SFT, TEACHER
 
 Floats = NDArray[np.float64]
-DRAWS = 4000
+DRAWS, LEAST_DRAWS = 4000, 100
 FAST = (1.5, 1.5)
 """z of SFT: median, and spread of its logarithm."""
 STEPPED = {GRPO: (0.004, 0.01), TEACHER: (0.01, 0.01)}
@@ -69,14 +69,15 @@ class Expected:
     @property
     def ahead(self) -> str:
         """The route with the highest expected end."""
-        return max(self.ends, key=lambda name: float(self.ends[name] @ self.weights))
+        return max(self.ends, key=lambda name: self.interval(name)[0])
 
     def interval(self, name: str, less: str | None = None) -> tuple[float, float, float]:
-        """Return mean, low and high (90 %) of a route's end, or of how much it is above another's."""
+        """Return median, low and high (90 %) of a route's end, or of how much it is above another's."""
         values = self.ends[name] - (self.ends[less] if less else 0.0)
         order = np.argsort(values)
-        places = np.searchsorted(np.cumsum(self.weights[order]), (0.05, 0.95)).clip(0, DRAWS - 1)
-        return float(values @ self.weights), float(values[order][places[0]]), float(values[order][places[1]])
+        places = np.searchsorted(np.cumsum(self.weights[order]), (0.5, 0.05, 0.95)).clip(0, DRAWS - 1)
+        middle, low, high = values[order][places].tolist()
+        return middle, low, high
 
     def close(self) -> list[str]:
         """Return the routes that cannot be told from the one ahead."""
@@ -130,9 +131,21 @@ def expect(
                 off = change.mean() - (moved(part, drawn @ part.before, part.tried) - drawn @ part.before)
                 result.weights -= 0.5 * off**2 / (change.var() / count + ROUGH**2)
         result.ends[name] = level
-    weights = np.exp(result.weights - result.weights.max())
-    result.weights = weights / weights.sum()
+    result.weights = weigh(result.weights)
     return result
+
+
+def weigh(likelihoods: Floats) -> Floats:
+    """Return the weights (D,) of draws from their log-likelihoods, tempered until they count as ``LEAST_DRAWS``: where hardly a draw makes
+    the pilots' changes likely, one of them would be the whole answer (Kong's effective sample size, 1 / Σ w²).
+    """
+    power = 1.0
+    while True:
+        weights = np.exp(power * (likelihoods - likelihoods.max()))
+        weights /= weights.sum()
+        if 1 / (weights @ weights) >= min(LEAST_DRAWS, len(weights)):
+            return weights
+        power *= 0.9
 
 
 def alike(level: Floats, spread: Floats, group: int) -> Floats:

@@ -45,15 +45,8 @@ def serve(
         "limits",
         stderr=True,
     )
-    from algorist.extensions.model_folder.card import unused_settings
     from algorist.prompts.attached import attached
 
-    if "--generation-config" not in command and (unused := unused_settings(Path(path))):
-        say(
-            f"warning: the server also applies {', '.join(unused)} of generation_config.json, which training and evaluation did not; "
-            "for the same answers take them out of that file",
-            stderr=True,
-        )
     trained = attached(Path(path))
     if trained is not None and trained.prompt_format.turns is not None:
         say(
@@ -88,13 +81,10 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         # As trained and evaluated: without the sampling settings of generation_config.json.
         own = ["--generation-config", "vllm"]
         return [python, "-m", module, "--model", model, "--host", host, "--port", str(port), *own]
-    program = _beside("transformers")
-    if not program or not find_spec("fastapi") or not find_spec("uvicorn"):
+    if not find_spec("fastapi") or not find_spec("uvicorn"):
         raise MissingExtraError("transformers' server is not installed; pip install 'transformers[serving]'")
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server's list of models fails without it
-    return [program, "serve", model, "--host", host, "--port", str(port)]
+    module = "algorist.extensions.serve.transformers_server"
+    return [sys.executable, "-m", module, "serve", model, "--host", host, "--port", str(port)]
 
 
 def _beside(name: str) -> str | None:

@@ -156,7 +156,8 @@ class Replies:
         assert state.open is not None
         output = state.open()
         ids, most = self._ids(output, plain=True), self.section.output_tokens
-        yield from ids if len(ids) <= most else [*ids[:most], *self._ids("…", plain=True)]
+        cut = self._ids("…", plain=True)[:most]
+        yield from ids if len(ids) <= most else [*ids[: most - len(cut)], *cut]
         yield from self._ids(after)
         state.text += before + output + after
 

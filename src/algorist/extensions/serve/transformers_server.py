@@ -1,0 +1,41 @@
+"""transformers' own server, sampling as a model was trained: ``python -m algorist.extensions.serve.transformers_server serve MODEL …``.
+
+vLLM has a switch for it. transformers' server samples only where ``generation_config.json`` says ``do_sample``, whatever temperature a
+request asks for, applies that file's other settings too, and lists the models of the hub's cache instead of the one that it serves.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from algorist.extensions.model_folder.card import UNUSED_SETTINGS
+
+
+def main() -> None:
+    """Serve a model; arguments are those of ``transformers``."""
+    from transformers.cli.serving.model_manager import ModelManager
+    from transformers.cli.transformers import app
+
+    class AsTrained(ModelManager):
+        def load_model_and_processor(self, *args: Any, **options: Any) -> Any:
+            model, processor = super().load_model_and_processor(*args, **options)
+            only_requests(model.generation_config)
+            return model, processor
+
+    model = {"id": sys.argv[2], "object": "model", "created": int(time.time()), "owned_by": "algorist"}
+    AsTrained.get_gen_models = staticmethod(lambda cache_dir=None: [model])  # type: ignore[method-assign]
+    sys.modules[ModelManager.__module__].ModelManager = AsTrained  # type: ignore[attr-defined]
+    app()
+
+
+def only_requests(settings: Any) -> None:
+    """Have a model's settings of generation leave sampling to the requests: temperature 1 where one names none, as at OpenAI's."""
+    for name in UNUSED_SETTINGS:
+        setattr(settings, name, None)
+    settings.do_sample, settings.temperature, settings.top_k, settings.top_p = True, 1.0, 0, 1.0
+
+
+if __name__ == "__main__":
+    main()
