@@ -15,7 +15,7 @@ from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import compare
 from algorist.evaluation.doors import EXPORTERS
 from algorist.evaluation.imported import read_imported
-from tests.unit.evaluation.test_compare import make_samples, write
+from tests.unit.evaluation.test_compare import artifact, make_samples, write
 
 OTHERS = Path(__file__).resolve().parents[1] / "data" / "others"
 A, B, ONCE = (str(OTHERS / name) for name in ("a.eval", "b.eval", "once.json"))
@@ -108,6 +108,23 @@ def test_our_own_exports_compare_as_the_originals(form: str, tmp_path: Path, sai
     assert (result["p_value"], result["sampled_p_value"]) == (original.p_value, original.sampled_p_value)
     beside = json.loads(said(tmp_path / "sft.json", files[0], "--json"))  # the same evaluation
     assert beside["gained"] == beside["lost"] == beside["warnings"] == [] and beside["n"] == 20
+
+
+@pytest.mark.parametrize("form", ["inspect", "lm-eval"])
+def test_settings_that_differ_are_named_in_exports_too(form: str, tmp_path: Path, said: Any) -> None:
+    files = []
+    for name, limit, temperature in (("long", 80, 1.0), ("short", 30, 0.3)):
+        settings = {"max_completion_tokens": limit, "temperature": temperature}
+        made = artifact(make_samples(0.5, problems=6), name, **settings)
+        files.append(EXPORTERS.get(form)(made, tmp_path / name, "sums"))
+    warnings = json.loads(said(*files, "--json"))["warnings"]
+    for line in (
+        "max_completion_tokens is 80 in the first and 30",
+        "temperature is 1.0 in the first and 0.3",
+    ):
+        assert any(line in warning for warning in warnings), warnings
+    theirs = [json.loads(said(path, LM_A, "--score", "strict-match", "--json")) for path in (LM_A, LM_B)]
+    assert not any("protocol differs: m" in line for result in theirs for line in result["warnings"])
 
 
 def test_scores_between_0_and_1(tmp_path: Path, said: Any) -> None:

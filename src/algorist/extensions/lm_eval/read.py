@@ -14,6 +14,10 @@ from algorist.evaluation.imported import number
 QUESTIONS = ("question", "problem", "Problem", "query", "prompt", "input", "text", "sentence", "goal")
 """Columns of tasks that hold the question; without one of them all of the problem's columns are."""
 
+LENGTH = {"max_gen_toks": "max_completion_tokens"}
+SAMPLED = {"temperature": "temperature", "top_p": "top_p", "repeats": "samples"}
+"""The harness's settings of generation → ours."""
+
 
 def read_samples(path: Path) -> Foreign:
     """Return the scores of a file, each named ``METRIC,FILTER`` as in the harness's results.
@@ -23,6 +27,7 @@ def read_samples(path: Path) -> Foreign:
     """
     rows: dict[str, dict[str, Any]] = {}
     own: list[dict[str, Any]] = []
+    protocol: dict[str, Any] = {}
     for number_of_line, line in enumerate(read_rows(path), 1):
         if lacking := [key for key in ("doc_id", "doc", "target") if key not in line]:
             raise DataError(
@@ -30,6 +35,7 @@ def read_samples(path: Path) -> Foreign:
             )
         row = rows.setdefault(str(line["doc_id"]), _row(line))
         kind = line.get("filter", "none")
+        protocol |= _settings(line.get("arguments"))
         for metric in line.get("metrics") or [k for k in ("exact_match", "acc") if k in line]:
             name = f"{metric},{kind}"
             if name in row["scores"]:
@@ -39,9 +45,8 @@ def read_samples(path: Path) -> Foreign:
             row["scores"][name] = number(line.get(metric))
         own += [row | {"problem_id": str(line["doc"]["id"])} | saved for saved in line.get("algorist") or ()]
     task = path.stem.removeprefix("samples_").rpartition("_")[0] or path.stem
-    return Foreign(
-        task=task, model=path.parent.name.replace("__", "/"), rows=_own(own) or list(rows.values())
-    )
+    model = path.parent.name.replace("__", "/")
+    return Foreign(task=task, model=model, rows=_own(own) or list(rows.values()), protocol=protocol)
 
 
 def _row(line: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +60,20 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
         "gold": str(line["target"]),
         "completion": first if isinstance(first, str) else str(first),
         "scores": {},
+    }
+
+
+def _settings(arguments: Any) -> dict[str, Any]:
+    """Return the settings of generation among a request's arguments, under our names; of a greedy one the longest completion alone."""
+    given = (
+        next(iter(arguments.values()), ()) if isinstance(arguments, dict) else next(iter(arguments or ()), ())
+    )
+    last = list(given.values() if isinstance(given, dict) else given)[-1:]
+    if not last or not isinstance(last[0], dict):
+        return {}
+    names = SAMPLED if last[0].get("do_sample") else {}
+    return {
+        ours: last[0][theirs] for theirs, ours in (LENGTH | names).items() if last[0].get(theirs) is not None
     }
 
 
