@@ -127,6 +127,36 @@ def test_settings_that_differ_are_named_in_exports_too(form: str, tmp_path: Path
     assert not any("protocol differs: m" in line for result in theirs for line in result["warnings"])
 
 
+def test_one_answer_is_compared_with_several(tmp_path: Path, said: Any) -> None:
+    """A log says by its temperature whether a single answer was greedy."""
+
+    def log(name: str, right: int, epochs: int, **config: float) -> Path:
+        samples = [
+            {"id": i, "epoch": e, "input": f"{i} + 1?", "target": str(i + 1), "output": {"completion": "2"},
+             "scores": {"match": {"value": "C" if (i + e) % 5 < right else "I"}}}
+            for i in range(20) for e in range(epochs)
+        ]  # fmt: skip
+        spec = {"task": "sums", "model": "openai/x"}
+        whole = {
+            "version": 2,
+            "status": "success",
+            "eval": spec,
+            "plan": {"config": config},
+            "samples": samples,
+        }
+        (tmp_path / name).write_text(json.dumps(whole))
+        return tmp_path / name
+
+    greedy, sampled, several = log("a.json", 2, 1), log("b.json", 3, 1, temperature=1.0), log("c.json", 4, 4)
+    for one, other in ((greedy, several), (several, greedy), (sampled, several)):
+        shown = said(one, other)
+        assert "pass@1" in shown and "paired difference" in shown and "20 problems" in shown
+    assert "pass@1 – " in said(greedy, several) and "McNemar" not in said(greedy, several)
+    for other, metric in ((greedy, "greedy_accuracy"), (sampled, "pass@1")):
+        assert metric in json.loads(said(other, other, "--json"))["differences"]
+    assert "greedy_accuracy" not in json.loads(said(sampled, sampled, "--json"))["differences"]
+
+
 def test_scores_between_0_and_1(tmp_path: Path, said: Any) -> None:
     for name, values in (("x", (0.25, 0.5, 1.0)), ("y", (0.5, 0.75, 1.0))):
         lines = [

@@ -486,6 +486,28 @@ def test_an_ordinary_reply_is_read(server: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "completion", "reasoning"),
+    [
+        (
+            {"content": "<answer>\n2\n</answer>", "reasoning_content": "1 + 1"},
+            "<think>1 + 1</think>\n<answer>\n2\n</answer>",
+            "1 + 1",
+        ),
+        ({"content": None, "reasoning": "1 + "}, "<think>1 + ", None),
+        ({"content": "<answer>2</answer>", "reasoning_content": None}, "<answer>2</answer>", None),
+    ],
+)
+def test_thoughts_that_a_server_puts_beside_the_content_are_read(
+    message: Any, completion: str, reasoning: str | None, server: Any
+) -> None:
+    server.reply = ok(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode())
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    (row,) = Endpoint(url, get_format("think_answer"), model="m").solve(["1 + 1 = ?"])
+    assert (row["completion"], row["reasoning"]) == (completion, reasoning)
+    assert row["well_formed"] == (reasoning is not None)
+
+
+@pytest.mark.parametrize(
     ("reply", "answer"),
     [
         (

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import string
 import subprocess
 import tempfile
 import time
@@ -110,6 +111,38 @@ def test_only_the_request_says_how_to_sample(cli: Cli, run: Path, url: str) -> N
 
     assert len(set(texts("--temperature", "2"))) == 3
     assert len(set(texts())) == 1
+
+
+def test_a_reply_is_what_the_model_wrote_to_the_end_that_it_was_trained_with(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """transformers' server parses replies by the kind of model (with a raw prompt it answered with the prompt), and knows no stops."""
+    stops = ["<", *string.ascii_letters, *string.digits]  # the first token of any reply
+    settings = [
+        "prompt.format=r1_zero",
+        f"eval.stop_strings={json.dumps(stops)}",
+        "sft.max_steps=2",
+        "sft.max_length=2048",
+    ]
+    settings += [
+        f"output_dir={tmp_path}",
+        "run_name=r",
+        "threads=1",
+        "grpo.enabled=false",
+        "eval.enabled=false",
+    ]
+    run_recipe(load_recipe("smoke-cpu", settings).recipe)
+    with serving(tmp_path / "r") as (url, _):
+        body = {"model": str(tmp_path / "r/sft/final"), "max_tokens": 20, "temperature": 0}
+        body["messages"] = [{"role": "user", "content": QUESTIONS[0]}]
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as reply:
+            there = json.load(reply)["choices"][0]["message"]
+    here = cli("solve", QUESTIONS[0], "--model", str(tmp_path / "r"), "--max-new-tokens", "20", "--json")
+    (answer,) = json.loads(here.stdout)["answers"]
+    assert there["content"].startswith(answer["completion"]) and len(there["content"]) < 20  # one token
 
 
 def test_mistakes_say_the_way_out(cli: Cli, tmp_path: Path) -> None:

@@ -382,18 +382,20 @@ def closing_table(
     """
     roomy = width >= ROOMY
 
-    def text(interval: Any, name: str) -> str:
-        return str(interval.text(name) if roomy else interval.text(name).partition(" [")[0])
+    def text(side: dict[str, Any], name: str) -> str:
+        if name not in side:  # it has greedy answers alone, or samples alone
+            return "–"
+        return str(side[name].text(name) if roomy else side[name].text(name).partition(" [")[0])
 
     rows = [
         (
             name.replace("_", " "),
-            text(before[name], name),
-            text(after[name], name),
+            text(before, name),
+            text(after, name),
             paired[name].text(name, signed=True) if name in paired else "",
         )
-        for name in only or after
-        if name in before and name in after
+        for name in only or {**after, **paired}
+        if name in paired or (name in before and name in after)
     ]
     what = "95 % intervals" if roomy else "95 % interval of the difference"
     return table(("", *names, "paired difference"), rows, title=f"held-out problems, {what}")

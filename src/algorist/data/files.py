@@ -102,7 +102,8 @@ def read_hub(name: str, *, subset: str | None, split: str) -> list[Row]:
 
     datasets.config.HF_HUB_OFFLINE |= bool(away)
     try:
-        return [dict(row) for row in datasets.load_dataset(name, subset, split=split)]
+        table = datasets.load_dataset(name, subset, split=split).with_format("arrow")
+        return [row for batch in table.iter(1000) for row in _rows(batch)]
     except Exception as error:
         if away:
             raise HubAwayError(away, f"data.….path=FILE (now {name}, split {split})") from None
@@ -234,7 +235,7 @@ def _jsonl(file: Path) -> Iterator[Row]:
 
 def _json(file: Path) -> Iterator[Row]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        content = json.loads(file.read_bytes(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{file}: not JSON ({error}); for one object per line use the suffix .jsonl"
@@ -304,8 +305,7 @@ def _parquet(file: Path) -> Iterator[Row]:
                     size += sum(map(_unpacked, batch.columns))
                     if size > most:
                         break
-                    columns = [*map(_as_written, batch.columns)]
-                    yield from pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+                    yield from _rows(batch)
         if size > most or about.num_rows > MAX_ROWS:
             raise DataError(
                 f"{file}: {about.num_rows} rows that unpack to more than {most} bytes; expected at most "
@@ -317,13 +317,34 @@ def _parquet(file: Path) -> Iterator[Row]:
         raise DataError(f"{file}: not a readable Parquet file ({str(error)[:300]})") from None
 
 
+def _rows(batch: Any) -> list[Row]:
+    """Return the rows of an Arrow table or batch."""
+    columns = [*map(_as_written, batch.columns)]
+    return list(type(batch).from_arrays(columns, batch.schema.names).to_pylist())
+
+
 def _as_written(array: Any) -> Any:
     """Return numbers of 32 bits as the shortest decimals that name them: 0.1, where the same value in 64 bits is 0.10000000149."""
     import pyarrow
 
-    if array.type == pyarrow.float32():
-        return array.cast(pyarrow.string()).cast(pyarrow.float64())
-    return array
+    exact = _with_floats(array.type, pyarrow.float64())
+    if exact == array.type:
+        return array
+    return array.cast(_with_floats(array.type, pyarrow.string())).cast(exact)
+
+
+def _with_floats(kind: Any, other: Any) -> Any:
+    """Return an Arrow type with ``other`` in place of floats of 32 bits, at any depth."""
+    import pyarrow
+
+    if kind == pyarrow.float32():
+        return other
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_with_floats(field.type, other)) for field in kind])
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        make = pyarrow.list_ if pyarrow.types.is_list(kind) else pyarrow.large_list
+        return make(kind.value_field.with_type(_with_floats(kind.value_type, other)))
+    return kind
 
 
 def _unpacked(array: Any) -> int:

@@ -132,11 +132,19 @@ def facts(run: RunFolder, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def training_seconds(lines: Sequence[dict[str, Any]]) -> float:
-    """Return the seconds between the first and the last step of a run; a gap of more than ``PAUSE`` steps counts as one step."""
-    steps = [line["time"] for line in lines if "loss" in line and isinstance(line.get("time"), (int, float))]
-    gaps = [now - then for then, now in itertools.pairwise(sorted(steps))]
-    usual = median(gaps) if gaps else 0.0
-    return sum(gap if gap <= PAUSE * usual else usual for gap in gaps)
+    """Return the seconds of a run's steps: those between its lines, and those before the first of a stage at its usual pace.
+
+    A gap of more than ``PAUSE`` times that pace is a pause: its steps count at the pace, too.
+    """
+    total = 0.0
+    logged = [line for line in lines if "loss" in line and isinstance(line.get("time"), (int, float))]
+    for _, stage in itertools.groupby(logged, key=lambda line: line.get("stage")):
+        ends = [(int(line["step"]), float(line["time"])) for line in stage]
+        gaps = [(b - a, now - then) for (a, then), (b, now) in itertools.pairwise(ends) if b > a]
+        usual = median(gap / steps for steps, gap in gaps) if gaps else 0.0
+        total += usual * ends[0][0]
+        total += sum(gap if gap <= PAUSE * usual * steps else usual * steps for steps, gap in gaps)
+    return total
 
 
 def _verdict(run: RunFolder) -> list[tuple[str, str]]:

@@ -99,7 +99,7 @@ def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Pa
         more = f"  and {len(changed) - 8} more\n" if len(changed) > 8 else ""
         raise ConfigError(
             f"{path} was started with other settings, so this would be another run:\n{lines}\n{more}"
-            f"Use the same values to resume, as algorist run {path} --resume does, or start a new run with run_name=NAME"
+            f"Use the same values to resume (those of {path}/config.yaml), or start a new run with run_name=NAME"
         )
 
 

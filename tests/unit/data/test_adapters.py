@@ -341,16 +341,15 @@ def test_math_is_all_of_its_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
 
     calls = []
 
-    def load_dataset(name: str, subset: str | None, split: str) -> list[dict[str, Any]]:
+    def load_dataset(name: str, subset: str | None, split: str) -> datasets.Dataset:
         calls.append((name, subset))
-        return [
-            {
-                "problem": f"{subset}: 1 + 1?",
-                "solution": "It is \\boxed{2}.",
-                "type": subset,
-                "level": "Level 1",
-            }
-        ]
+        row = {
+            "problem": f"{subset}: 1 + 1?",
+            "solution": "It is \\boxed{2}.",
+            "type": subset,
+            "level": "Level 1",
+        }
+        return datasets.Dataset.from_list([row])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     problems = load("math", split="train")

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, Source, dataset, load_problems
-from algorist.data.files import HubAwayError, hub_is_away, read_rows
+from algorist.data.files import HubAwayError, hub_is_away, read_hub, read_rows
 from algorist.data.golds import extract_hash_answer
 from algorist.data.leakage import overlap
 from algorist.data.problems import Problems
@@ -97,9 +99,6 @@ def test_local_reads_every_file_kind(tmp_path: Path, suffix: str) -> None:
         # pandas writes a column without a name unless it is told not to
         path.write_text(",Body,gold\n0,1 + 1?,2\n1,2 + 2?,4\n", encoding="utf-8")
     else:
-        import pyarrow
-        import pyarrow.parquet
-
         kinds = pyarrow.schema([("Body", pyarrow.string()), ("gold", pyarrow.float32())])
         floats = [{"Body": row["Body"], "gold": float(row["gold"])} for row in rows]
         floats.append({"Body": "0.05 + 0.05?", "gold": 0.1})
@@ -108,6 +107,33 @@ def test_local_reads_every_file_kind(tmp_path: Path, suffix: str) -> None:
     assert [(p.question, p.answer) for p in found[:2]] == [("1 + 1?", "2"), ("2 + 2?", "4")]
     assert not any(p.solution or p.checker for p in found)
     assert [p.answer for p in found[2:]] == (["0.1"] if suffix == "parquet" else [])
+
+
+@pytest.mark.parametrize("form", ["column", "list", "object", "list of objects"])
+@pytest.mark.parametrize("where", ["path", "hub"])
+def test_numbers_of_32_bits_are_read_as_they_were_written(form: str, where: str, tmp_path: Path) -> None:
+    value: Any = {"column": 0.1, "list": [0.1], "object": {"a": 0.1}, "list of objects": [{"a": 0.1}]}[form]
+    kind = pyarrow.float32()
+    kind = pyarrow.struct([("a", kind)]) if "object" in form else kind
+    kind = pyarrow.list_(kind) if "list" in form else kind
+    schema = pyarrow.schema([("question", pyarrow.string()), ("answer", kind)])
+    rows = [{"question": "A tenth?", "answer": value}]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), folder / "train.parquet")
+    read = (
+        read_hub(str(folder), subset=None, split="train")
+        if where == "hub"
+        else read_rows(folder / "train.parquet")
+    )
+    assert list(read) == rows
+
+
+def test_a_json_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"question": "1 + 1?", "answer": "2"}]', encoding="utf-8-sig")
+    assert [p.answer for p in load_problems(DatasetSection(name="local", path=str(tmp_path / "a.json")))] == [
+        "2"
+    ]
 
 
 def test_filters(tmp_path: Path) -> None:

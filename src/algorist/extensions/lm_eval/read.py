@@ -65,10 +65,10 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(arguments: Any) -> dict[str, Any]:
     """Return the settings of generation among a request's arguments, under our names; of a greedy one the longest completion alone."""
-    given = (
+    request = (
         next(iter(arguments.values()), ()) if isinstance(arguments, dict) else next(iter(arguments or ()), ())
     )
-    last = list(given.values() if isinstance(given, dict) else given)[-1:]
+    last = list(request.values() if isinstance(request, dict) else request)[-1:]
     if not last or not isinstance(last[0], dict):
         return {}
     names = SAMPLED if last[0].get("do_sample") else {}

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from algorist.data.columns import THOUGHTS
 from algorist.errors import ConfigError, EngineError
 from algorist.prompts import PromptFormat
 from algorist.prompts.base import answer_row
@@ -149,8 +150,15 @@ class Endpoint:
             body["chat_template_kwargs"] = dict(self.prompt_format.template_kwargs)
         choice = self._server.choices("/v1/chat/completions", {**body, "messages": rendered})[0]
         message = choice.get("message")
-        content = message.get("content") if isinstance(message, dict) else None
-        return choice, self._text(content), ""
+        return choice, self._text(self._whole(message) if isinstance(message, dict) else None), ""
+
+    def _whole(self, message: Mapping[str, Any]) -> Any:
+        """Return a message with its thoughts, which many servers put beside its content."""
+        content, tags = message.get("content"), self.prompt_format.tags
+        if not isinstance(thought := next(filter(None, map(message.get, THOUGHTS)), None), str):
+            return content
+        opened = (tags.reasoning_open or "<think>") + thought
+        return f"{opened}{tags.reasoning_close or '</think>'}\n{content}" if content else opened
 
     def _text(self, value: Any) -> str:
         if not isinstance(value, str):

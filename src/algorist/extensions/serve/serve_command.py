@@ -16,6 +16,7 @@ from algorist.cli.terminal import say
 from algorist.errors import ConfigError, MissingExtraError, check_known
 
 app = typer.Typer(add_completion=False)
+TRANSFORMERS = "algorist.extensions.serve.transformers_server"
 
 
 @app.command(
@@ -53,6 +54,12 @@ def serve(
             f"warning: {trained.prompt_format.turns.unanswered()}; the model's card has the loop around a server",
             stderr=True,
         )
+    if trained is not None and trained.stop_strings and TRANSFORMERS not in command:
+        stops = ", ".join(map(repr, trained.stop_strings))
+        say(
+            f"warning: the model was trained to stop at {stops}, which this server does not know; give each request stop=[{stops}]",
+            stderr=True,
+        )
     os.execv(command[0], [*command, *context.args])
 
 
@@ -83,8 +90,7 @@ def server(model: str, engine: str, host: str, port: int) -> list[str]:
         return [python, "-m", module, "--model", model, "--host", host, "--port", str(port), *own]
     if not find_spec("fastapi") or not find_spec("uvicorn"):
         raise MissingExtraError("transformers' server is not installed; pip install 'transformers[serving]'")
-    module = "algorist.extensions.serve.transformers_server"
-    return [sys.executable, "-m", module, "serve", model, "--host", host, "--port", str(port)]
+    return [sys.executable, "-m", TRANSFORMERS, "serve", model, "--host", host, "--port", str(port)]
 
 
 def _beside(name: str) -> str | None:

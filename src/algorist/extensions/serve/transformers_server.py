@@ -1,27 +1,34 @@
 """transformers' own server, sampling as a model was trained: ``python -m algorist.extensions.serve.transformers_server serve MODEL …``.
 
 vLLM has a switch for it. transformers' server samples only where ``generation_config.json`` says ``do_sample``, whatever temperature a
-request asks for, applies that file's other settings too, and lists the models of the hub's cache instead of the one that it serves.
+request asks for, applies that file's other settings too, lists the models of the hub's cache instead of the one that it serves, and parses
+replies by the kind of model: of one that was trained with a raw prompt the reply begins with the prompt.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from algorist.extensions.model_folder.card import UNUSED_SETTINGS
+from algorist.prompts.attached import attached
 
 
 def main() -> None:
     """Serve a model; arguments are those of ``transformers``."""
+    from transformers.cli.serving import utils
     from transformers.cli.serving.model_manager import ModelManager
     from transformers.cli.transformers import app
 
     class AsTrained(ModelManager):
         def load_model_and_processor(self, *args: Any, **options: Any) -> Any:
             model, processor = super().load_model_and_processor(*args, **options)
-            only_requests(model.generation_config)
+            trained = attached(getattr(processor, "tokenizer", processor))
+            only_requests(model.generation_config, trained.stop_strings if trained else ())
+            if trained:  # a reply is the model's text, nothing taken out of it
+                utils.get_response_template = lambda processor, model: None
             return model, processor
 
     model = {"id": sys.argv[2], "object": "model", "created": int(time.time()), "owned_by": "algorist"}
@@ -30,11 +37,15 @@ def main() -> None:
     app()
 
 
-def only_requests(settings: Any) -> None:
-    """Have a model's settings of generation leave sampling to the requests: temperature 1 where one names none, as at OpenAI's."""
+def only_requests(settings: Any, stop_strings: Sequence[str]) -> None:
+    """Have a model's settings of generation leave sampling to the requests: temperature 1 where one names none, as at OpenAI's.
+
+    Stop strings are those of the training, where a request has none.
+    """
     for name in UNUSED_SETTINGS:
         setattr(settings, name, None)
     settings.do_sample, settings.temperature, settings.top_k, settings.top_p = True, 1.0, 0, 1.0
+    settings.stop_strings = list(stop_strings) or None
 
 
 if __name__ == "__main__":
