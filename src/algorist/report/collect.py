@@ -137,7 +137,7 @@ def training_seconds(lines: Sequence[dict[str, Any]]) -> float:
     A gap of more than ``PAUSE`` times that pace is a pause: its steps count at the pace, too.
     """
     total = 0.0
-    logged = [line for line in lines if "loss" in line and isinstance(line.get("time"), (int, float))]
+    logged = [line for line in lines if "loss" in line and {"step", "time"} <= line.keys()]
     for _, stage in itertools.groupby(logged, key=lambda line: line.get("stage")):
         ends = [(int(line["step"]), float(line["time"])) for line in stage]
         gaps = [(b - a, now - then) for (a, then), (b, now) in itertools.pairwise(ends) if b > a]
