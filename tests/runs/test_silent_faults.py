@@ -12,6 +12,7 @@ import torch
 
 from algorist.config.load import load_recipe
 from algorist.config.schema import DatasetSection
+from algorist.config.yaml_text import to_yaml
 from algorist.data import load_problems
 from algorist.errors import DataError
 from algorist.evaluation.artifact import read_artifact, write_artifact
@@ -257,6 +258,10 @@ def test_options_are_taken(cli: Cli, tmp_path: Path) -> None:
     result = cli("eval", str(run), "--split", "train", "--limit", "4", "--samples", "0", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["evaluations"][0]["artifact"].endswith("-train.json")
+    cut, config = "data.eval={name: holdout, params: {of: arithmetic, part: held_out}}", run / "config.yaml"
+    config.write_text(to_yaml(load_recipe(config, [cut]).recipe))
+    result = cli("eval", str(run), "--split", "train", "--limit", "4", "--samples", "0")
+    assert result.returncode == 2 and "chosen by data.eval.params.part" in " ".join(result.stderr.split())
     old = read_artifact(run / "eval", "sft")
     rows = [row | {"completion_tokens": n % 5} for n, row in enumerate(old.samples)]
     common: dict[str, Any] = {"metrics": old.metrics, "protocol": old.protocol, "model": "m", "dataset": "d"}

@@ -310,9 +310,16 @@ def _benchmarks(
         return benchmarks
     if path is not None:
         raise ConfigError(f"--path needs the dataset it belongs to: --data NAME --path {path}")
-    changes = {"limit": limit or recipe.data.eval.limit, "split": split or recipe.data.eval.split}
-    section = recipe.data.eval.model_copy(update=changes)
-    return [Benchmark(f"{section.name}-{section.split}", section)]
+    section = recipe.data.eval
+    part, alone = section.params.get("part"), section.path is not None and Path(section.path).is_file()
+    if (part and split) or (alone and split not in (None, section.split)):
+        by = "data.eval.params.part" if part else f"data.eval.path={section.path}, one file"
+        raise ConfigError(
+            f"--split {split}: the recipe's held-out problems are no split of a dataset (they are chosen by {by}). Name others "
+            f"with --data, such as --data {section.name},path=FILE"
+        )
+    changes = {"limit": limit or section.limit, "split": split or section.split}
+    return [Benchmark(f"{section.name}-{part or changes['split']}", section.model_copy(update=changes))]
 
 
 def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
