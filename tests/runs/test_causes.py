@@ -205,6 +205,12 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "answers_without_steps": (
         *SFT, "sft.max_steps=240", "data.sft={name: local, path: ALONE}", "eval.enabled=true", "data.eval={name: local, path: UNSEEN}",
     ),
+    "teacher_is_the_start": ("grpo.teacher={model: MODEL}",),
+    "cut_solutions": (*SFT, "data.sft={name: local, path: NARROW}"),
+    "sft_lowers_accuracy": (
+        *SFT, "sft.max_steps=60", "data.sft={name: local, path: ONE_MORE}", "eval.enabled=true", "eval.baseline=true", "data.eval={name: local, path: UNSEEN}",
+        "grpo.enabled=false",
+    ),
     "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
@@ -269,10 +275,26 @@ def places(runs: Runs) -> dict[str, Path]:
         row | {"answer": str(int(row["answer"]) + n % 2), "solution": ""} for n, row in enumerate(parts[seen])
     ]
     parts[mistaken] = slipped
+    narrow, one_more = (runs.folder / f"{name}.jsonl" for name in ("narrow", "one_more"))
+    parts[narrow] = [
+        row
+        | {"solution": f"First we add the two of them: {row['solution']}"[:32] if n % 2 else row["solution"]}
+        for n, row in enumerate(rows)
+    ]
+    parts[one_more] = [
+        row
+        | {
+            "solution": f"{row['question'].split(' =')[0]} = {int(row['answer']) + 1}",
+            "answer": str(int(row["answer"]) + 1),
+        }
+        for row in parts[seen]
+    ]
     parts[alone] = [row | {"solution": str(int(row["answer"]) + 1)} for row in parts[seen]]
     for place, part in parts.items():
         place.write_text("\n".join(map(json.dumps, part)) + "\n", encoding="utf-8")
     more = {
+        "NARROW": narrow,
+        "ONE_MORE": one_more,
         "FORMATS": formats,
         "STOPS": stops,
         "ALONE": alone,

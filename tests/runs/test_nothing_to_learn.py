@@ -70,7 +70,7 @@ def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -
     settings = ["threads=1", "eval.enabled=false", f"output_dir={tmp_path}", "run_name=r", "sft.max_steps=8"]
     run_recipe(load_recipe("smoke-cpu", [*settings, "sft.logging_steps=1"]).recipe, stages=("sft",))
     code, out = diagnose(tmp_path / "r")
-    assert code == 0 and "GRPO has not begun" in out and "nothing is wrong in SFT" in out
+    assert code == 0 and "GRPO has not begun" in out and "no rule applies to SFT" in out
     assert json.loads(diagnose(tmp_path / "r", "--json")[1])["healthy"] is None
     lines = (tmp_path / "r/metrics.jsonl").read_text().splitlines()
     grpo = [json.dumps(json.loads(line) | {"stage": "grpo"}) for line in lines]

@@ -315,10 +315,14 @@ def test_long_prompts_are_left_out_of_sft_too(section: str, tmp_path: Path) -> N
     ]
     data = [f"data.{part}={{name: local, path: {place}}}" for part in {"train", section}]
     data += ["data.sft=null"] if section == "train" else []
-    for name, more in {"all": [], "short": [f"data.{section}.max_prompt_percentile=50"]}.items():
+    half = f"data.{section}.max_prompt_percentile=50"
+    for name, more in {"all": [], "short": [half], "few": [half, f"data.{section}.limit=16"]}.items():
         trained(tmp_path, *settings, *data, *more, f"run_name={name}")
-    steps = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("all", "short")]
+    steps = [
+        len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("all", "short", "few")
+    ]
     assert steps[0] == 8 and 4 <= steps[1] < 8
+    assert steps[2] == 4, "the limit counts what the filters leave"
 
 
 def test_a_resumed_run_evaluates_as_its_finished_stage_was(cli: Cli, tmp_path: Path) -> None:

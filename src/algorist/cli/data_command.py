@@ -334,14 +334,19 @@ def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)
     Example: algorist data overlap gsm8k,split=train gsm8k,split=test
     """
     from algorist.data import load_problems
+    from algorist.data.columns import ColumnError
     from algorist.data.leakage import shared_questions
     from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.evaluation.estimators import wilson
 
-    first, second = (
-        load_problems(read_benchmarks([text], split=split)[0].section)
-        for text, split in ((train, "train"), (held_out, "test"))
-    )
+    def problems(text: str, split: str) -> list[Problem]:
+        try:
+            return load_problems(read_benchmarks([text], split=split)[0].section)
+        except ColumnError as error:
+            columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
+            raise error.named_by(f"'{text},columns={{{columns}}}'") from None
+
+    first, second = problems(train, "train"), problems(held_out, "test")
     shared = shared_questions(first, second, words=words)
     rows = {}
     for kind, pairs in shared.items():

@@ -67,7 +67,7 @@ def grade_one(
     """
     from algorist.data.files import read_rows
     from algorist.prompts import get_format
-    from algorist_grader.command import grade_rows
+    from algorist_grader.command import grade_rows, present
 
     if words:
         if len(words) != 2 or answer or completion or gold:
@@ -82,7 +82,7 @@ def grade_one(
         rows = (
             [_graded_row(row) for row in read_rows(file)]
             if file
-            else [{"answer": answer, "completion": completion, "gold": gold}]
+            else [present(answer=answer, completion=completion, gold=gold)]
         )
     verdicts = grade_rows(rows, matcher, get_format(prompt_format).parse)
     return Graded([asdict(verdict) for verdict in verdicts])

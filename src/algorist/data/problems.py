@@ -12,7 +12,7 @@ from typing import Any
 from algorist.config.schema import DatasetSection, Recipe
 from algorist.data.files import HubAwayError, hub_is_away
 from algorist.data.golds import check_golds
-from algorist.data.load import by_length, load_problems, with_solutions
+from algorist.data.load import load_problems, with_solutions
 from algorist.errors import ConfigError, DataError
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt, render_prompt
@@ -107,8 +107,10 @@ def fitting_problems(
 def fitting_demonstrations(
     recipe: Recipe, problems: list[Problem], prompt_format: PromptFormat, tokenizer: Any
 ) -> list[Problem]:
-    """Return the demonstrations whose prompts pass the length filters of their section."""
-    return by_length(problems, recipe.data.sft or recipe.data.train, _length_in(prompt_format, tokenizer))
+    """Return the demonstrations whose prompts pass the length filters of their section, as ``fitting_problems`` does."""
+    section = (recipe.data.sft or recipe.data.train).model_copy(update={"pass_rate": None})
+    fitting = fitting_problems(section, problems, prompt_format, tokenizer)
+    return with_solutions(fitting, section.name) if recipe.sft.source == "problems" else fitting
 
 
 def _length_in(prompt_format: PromptFormat, tokenizer: Any) -> Callable[[Problem], int]:

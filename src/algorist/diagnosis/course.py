@@ -11,17 +11,26 @@ from algorist.diagnosis.demonstrations import (
     ENOUGH_ROWS,
     answers_alone,
     cut_questions,
+    cut_solutions,
     earlier_answers,
     local_problems,
     other_endings,
 )
 from algorist.diagnosis.facts import share, window
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
-from algorist.diagnosis.signals import Moments, ends, middle, pooled, same_number, stop_strings, z_score
+from algorist.diagnosis.signals import (
+    NUMBER,
+    Moments,
+    ends,
+    middle,
+    pooled,
+    same_number,
+    stop_strings,
+    z_score,
+)
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
-from algorist_grader.extract import last_number
 
 RISEN = 2.0
 """Standard errors from the first to the last window from which on an accuracy has risen."""
@@ -154,6 +163,7 @@ for _name in (
     "stated_answers",
     "other_golds",
     "cut_questions",
+    "cut_solutions",
     "earlier_answers",
     "answers_alone",
 ):
@@ -168,9 +178,10 @@ def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()
     signs = {
         "odd_questions": _other_column(problems),
         "one_question": _one_question(problems),
-        "stated_answers": _stated(problems),
+        "stated_answers": _stated(problems) or _stated(demonstrations),
         "other_golds": _other_golds(problems),
         "cut_questions": cut_questions(problems) or cut_questions(demonstrations),
+        "cut_solutions": cut_solutions(demonstrations),
         "earlier_answers": earlier_answers(demonstrations),
         "answers_alone": answers_alone(demonstrations),
     }
@@ -186,10 +197,13 @@ def _one_question(problems: Sequence[Problem]) -> str | None:
 
 
 def _stated(problems: Sequence[Problem]) -> str | None:
-    stated = [problem for problem in problems if same_number(last_number(problem.question), problem.answer)]
-    if len(problems) < ENOUGH_ROWS or len(stated) < NEARLY_EVERY * len(problems):
-        return None
-    return f"{len(stated)} of {len(problems)} questions end in their answer, such as: …{one_line(stated[0].question[-60:], 60)}"
+    for place, which in (("begin with", 0), ("end in", -1)):
+        numbers = ((p, NUMBER.findall(p.question.replace(",", "").replace("-", " "))) for p in problems)
+        stated = [p for p, all_of_it in numbers if all_of_it and same_number(all_of_it[which], p.answer)]
+        if len(problems) >= ENOUGH_ROWS and len(stated) >= NEARLY_EVERY * len(problems):
+            shown = stated[0].question[:60] if which == 0 else f"…{stated[0].question[-60:]}"
+            return f"{len(stated)} of {len(problems)} questions {place} their answer, such as: {one_line(shown, 61)}"
+    return None
 
 
 def _other_golds(problems: Sequence[Problem]) -> str | None:

@@ -21,8 +21,10 @@ PASSES, BY_HEART, UNSOLVED = 20.0, 0.98, 0.5
 """Passes over the demonstrations, accuracy of their tokens, and of held-out problems, that show what was learned by heart."""
 HARDLY = 0.1
 """Share of held-out problems that are solved after demonstrations without steps; where it is more, they do."""
+NEARLY = 0.8
+"""Share of the shorter solutions that end in their answer, where the longest were cut."""
 CUT, LONG, ENDINGS = 0.2, 40, 5
-"""Share of questions that end at one length without a sign, characters from which on that is no chance, and last words that no template has."""
+"""Share of texts that end at one length without a sign, characters from which on that is no chance, and last words that no template has."""
 
 
 def other_endings(problems: Sequence[Problem]) -> tuple[int, list[tuple[Problem, str]]]:
@@ -69,6 +71,25 @@ def cut_questions(problems: Sequence[Problem]) -> str | None:
     if few or longest < LONG or len({question.split()[-1] for question in cut}) < ENDINGS:
         return None
     return f"{len(cut)} of {len(problems)} questions end in the middle after {longest} characters, such as: …{one_line(cut[0][-40:], 40)}"
+
+
+def cut_solutions(demonstrations: Sequence[Problem]) -> str | None:
+    """Count the solutions that end at one length before their answer, where shorter ones end in it; None where they are few."""
+    solved = [p for p in demonstrations if p.solution and same_number(p.answer, p.answer)]
+    full = max((len(p.solution or "") for p in solved), default=0) - 1  # a blank at the cut is stripped
+    ends = [same_number(last_number(p.solution or ""), p.answer) for p in solved]
+    cut = [p for p, right in zip(solved, ends, strict=True) if not right and len(p.solution or "") >= full]
+    shorter = [right for p, right in zip(solved, ends, strict=True) if len(p.solution or "") < full]
+    if (
+        len(cut) < max(ENOUGH_ROWS, CUT * len(solved))
+        or len(shorter) < ENOUGH_ROWS
+        or sum(shorter) < NEARLY * len(shorter)
+    ):
+        return None
+    return (
+        f"{len(cut)} of {len(solved)} solutions end after {full + 1} characters, before their answer, such as: "
+        f"…{one_line(str(cut[0].solution)[-40:], 40)}"
+    )
 
 
 def local_problems(run: Path | None, part: str) -> list[Problem]:

@@ -97,7 +97,11 @@ def not_explained(signals: Signals) -> str:
         return ""
     last = pooled(ends(signals.batches)[1], lambda b: b.accuracy).mean
     graded = any(reason not in ("None", "") for batch in signals.batches for reason in batch.reasons)
-    return f"the accuracy did not rise: {facts['accuracy_course']}" if graded and last < GOOD else ""
+    if not graded or last >= GOOD:
+        return ""
+    own = signals.settings.own_code()
+    leave_out = f"; code of its own, to leave out first: {', '.join(own)}" if own else ""
+    return f"the accuracy did not rise: {facts['accuracy_course']}{leave_out}"
 
 
 def too_little(signals: Signals) -> str:
@@ -108,7 +112,7 @@ def too_little(signals: Signals) -> str:
     if not signals.batches and signals.lines.get("grpo"):
         return "the first rollouts of GRPO are not stored yet"
     if not signals.batches:
-        return "GRPO has not begun; nothing is wrong in SFT" if signals.settings.get("grpo.enabled") else ""
+        return "GRPO has not begun; no rule applies to SFT" if signals.settings.get("grpo.enabled") else ""
     change = signals.weights.get("grpo")
     if change is not None and (change.empty_adapter or change.share < MOVED_SHARE):
         return f"the weights have not moved yet, which {MOVING_STEPS} steps with a gradient decide"

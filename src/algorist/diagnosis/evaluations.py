@@ -22,8 +22,8 @@ OFTEN, AHEAD = 8, 0.25
 """Times that each problem was sampled, and lead of their accuracy over that of held-out problems, of what is known by heart."""
 CUT_MORE = 0.3
 """Share of an evaluation's completions that is cut off beyond that of the rollouts."""
-LOST = -3.0
-"""Standard errors by which held-out accuracy has fallen."""
+LOST, UNMOVED = -3.0, 2.0
+"""Standard errors by which held-out accuracy has fallen, and within which it is as it was."""
 FEW_BATCHES = 8
 """Rollout batches of a whole run that are too few."""
 NOTHING = 0.5
@@ -55,7 +55,8 @@ def _run(f: Facts) -> Path:
 
 
 def _before(f: Facts) -> str:
-    return "sft" if f.settings.get("sft.enabled") else "base"
+    """Return the evaluation before GRPO: after SFT, where this run has done that."""
+    return "sft" if (_run(f) / "eval" / "sft.json").is_file() else "base"
 
 
 def _metric(f: Facts, stage: str, name: str = "greedy_accuracy") -> Moments:
@@ -68,9 +69,9 @@ def _metric(f: Facts, stage: str, name: str = "greedy_accuracy") -> Moments:
     return Moments(value["n"], right, right)
 
 
-def _gain(f: Facts) -> tuple[float, float]:
-    """Return the gain of held-out accuracy during GRPO, and its standard error."""
-    before, after = _metric(f, _before(f)), _metric(f, "grpo")
+def _gain(f: Facts, start: str = "", end: str = "grpo") -> tuple[float, float]:
+    """Return the gain of held-out accuracy between two evaluations, those around GRPO, and its standard error."""
+    before, after = _metric(f, start or _before(f)), _metric(f, end)
     variance = sum(m.mean * (1 - m.mean) / m.n for m in (before, after))
     return after.mean - before.mean, math.sqrt(max(variance, 1e-6))
 
@@ -107,7 +108,7 @@ def _same_source(f: Facts) -> bool:
 
 @fact("accuracy {}")
 def held_out_apart(f: Facts) -> str | None:
-    """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start or are the harder ones."""
+    """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start, are harder, or taught nothing."""
     first, last = ends(f.signals.batches)
     if f.get("far_above") or (f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1):
         return f"before GRPO: {f['held_out_before']} on held-out problems, {f['first_rollouts']} on training ones"
@@ -115,7 +116,11 @@ def held_out_apart(f: Facts) -> str | None:
         return None
     before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
     held_out = f["held_out"]
-    if (before >= SOLVED and held_out <= before - APART) or held_out >= after + APART:
+    still = (
+        f.get("accuracy_rise") is not None and not rises(f) and abs(f.get("held_out_errors", LOST)) < UNMOVED
+    )
+    below = (before >= SOLVED and held_out <= before - APART) or (still and held_out <= before - AHEAD)
+    if below or held_out >= after + APART:
         return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
     return None
 
@@ -135,6 +140,17 @@ def held_out_course(f: Facts) -> str:
 def held_out_errors(f: Facts) -> float:
     gain, error = _gain(f)
     return gain / error
+
+
+@fact("held-out accuracy {}")
+def sft_course(f: Facts) -> str:
+    """Show what SFT made of held-out accuracy (Unknown: it was not evaluated before or after)."""
+    return f"{Share(_metric(f, 'base').mean)} → {Share(_metric(f, 'sft').mean)}, before and after SFT"
+
+
+def sft_lowers_accuracy(f: Facts) -> bool:
+    gain, error = _gain(f, "base", "sft")
+    return gain <= LOST * error
 
 
 @fact("{} of the evaluation's completions are cut off")

@@ -246,7 +246,7 @@ def golds_unreadable(f: Facts) -> bool:
 
 
 def few_useful_groups(f: Facts) -> bool:
-    return f["useful_here"][1] < FEW_USEFUL
+    return not f["unpaid"] and f["useful_here"][1] < FEW_USEFUL
 
 
 def no_signal(f: Facts) -> bool:

@@ -32,6 +32,19 @@ class Settings:
         """Return the rewards, each with its name."""
         return [{"name": r} if isinstance(r, str) else dict(r) for r in self.get("rewards") or []]
 
+    def own_code(self) -> list[str]:
+        """Return the user's own Python files, each as KEY=FILE:NAME."""
+        from algorist.config.yaml_text import flat
+
+        texts = [(key, value) for key, value in flat(self.values).items() if key != "rewards"]
+        texts += [("rewards", reward["name"]) for reward in self.rewards()]
+        return [
+            f"{key}={one}"
+            for key, value in texts
+            for one in (value if isinstance(value, list) else [value])
+            if isinstance(one, str) and (one.endswith(".py") or ".py:" in one)
+        ]
+
     def changed(self, values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return lines ``key=value`` without what is so already, and the value in force of each as text ("": none)."""
         # here, because extensions are read with the schema and bring rules

@@ -198,6 +198,8 @@ def _votes(group: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, bool]]:
     A checker, or a matcher by words, may find one of two equal values right and the other wrong.
     """
     right = {row["extracted"]: bool(row["correct"]) for row in group}
+    if not any(right.values()):
+        return [(row["extracted"], False) for row in group]  # whatever most of them say
     names = _names(list(right), lambda a, b: right[a] == right[b] and grade(a, b).correct)
     return [(names.get(row["extracted"]), bool(row["correct"])) for row in group]
 

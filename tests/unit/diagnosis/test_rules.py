@@ -100,6 +100,12 @@ def test_every_rule_is_whole() -> None:
         assert "**Change**" in rule.text, name
 
 
+def test_groups_need_not_differ_where_a_teacher_alone_teaches() -> None:
+    settings = Settings(load_recipe("quickstart-distill").recipe.model_dump())
+    facts = Facts(settings, START["few_useful_groups"], stage="grpo")
+    assert apply([all_rules()["few_useful_groups"]], facts) == []
+
+
 def test_an_unknown_fact_keeps_rules_silent() -> None:
     assert look({}) == []
 

@@ -18,21 +18,26 @@ from algorist_grader.types import Grade, Parsed
 def grade_rows(
     rows: Iterable[Mapping[str, Any]], matcher: str, parse: Callable[[str], Parsed] | None = None
 ) -> Iterator[Grade]:
-    """Grade rows with ``gold`` and one of ``answer`` and ``completion``; ``parse`` reads completions in a prompt format.
+    """Grade rows with ``gold`` and one of ``answer`` (None: there is none) and ``completion``; ``parse`` reads completions in a prompt format.
 
     Raises:
         ConfigError: A row lacks one of them.
     """
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         gold, answer, text = (row.get(name) for name in ("gold", "answer", "completion"))
-        if gold is None or (answer is None and text is None):
+        if gold is None or not {"answer", "completion"} & row.keys():
             raise ConfigError(
                 f"row {number}: expected gold and one of answer, completion; write --answer 0.5 --gold 1/2"
             )
         if text is None:
-            yield grade(str(answer), str(gold), matcher=matcher)
+            yield grade(None if answer is None else str(answer), str(gold), matcher=matcher)
         else:
             yield grade_completion(str(text), str(gold), parsed=parse and parse(str(text)), matcher=matcher)
+
+
+def present(**values: str | None) -> dict[str, str]:
+    """Return the values that are there, as a row."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def verdict_line(verdict: Mapping[str, Any]) -> str:
@@ -70,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = (
             _rows(options.file)
             if options.file
-            else [{"answer": answer, "completion": options.completion, "gold": gold}]
+            else [present(answer=answer, completion=options.completion, gold=gold)]
         )
         verdicts = [asdict(verdict) for verdict in grade_rows(rows, options.matcher)]
     except (AlgoristError, OSError) as error:

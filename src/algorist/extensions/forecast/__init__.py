@@ -16,7 +16,7 @@ class Forecast(Extension):
 
     @classmethod
     def takes_part(cls, recipe: Any) -> bool:
-        return bool(recipe.grpo.enabled)
+        return bool(recipe.grpo.enabled and any(reward.weight for reward in recipe.rewards))
 
     def preview(self, look: Any) -> Mapping[str, Any] | None:
         if not hasattr(look, "groups") or look.sft:

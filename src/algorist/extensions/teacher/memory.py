@@ -29,8 +29,7 @@ logits in the update: log-probs of both, their difference, the slope."""
 def taken(recipe: Any, step: Any) -> tuple[int, int]:
     """Return the bytes of a ``preflight.memory.PlannedStep`` in an update, and between sampling and update, on the student's device."""
     section: TeacherSection = recipe.grpo.teacher
-    student, tokens = step.model, step.tokens
-    device = pick_device(recipe.device)
+    student, tokens, device = step.model, step.tokens, pick_device(recipe.device)
     hidden = student.config.get_text_config().hidden_size
     size = pick_precision(recipe.model, device, trained=False, width=hidden).compute.itemsize
     config, weights, remote = student.config, 0, remote_of(section) is not None

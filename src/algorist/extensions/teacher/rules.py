@@ -16,6 +16,12 @@ LOST, SHRUNK = 0.1, 0.5
 have collapsed."""
 
 
+def teacher_is_the_start(f: Facts) -> bool:
+    return (
+        len({Path(str(f[key])).expanduser().resolve() for key in ("grpo.teacher.model", "model.name")}) == 1
+    )
+
+
 def teacher_knows_nothing(f: Facts) -> bool:
     # The first step has seen no update: what is low later may be the training's doing.
     last, start = _ends(f, "teacher/log_prob")[1], f.signals.series("teacher/log_prob")[0][1]
@@ -58,9 +64,6 @@ def _slower(f: Facts) -> float:
 
 CHANGE: dict[str, Changes] = {
     "teacher_kl_rises": {"grpo.learning_rate": _slower},
-    "teacher_shortens": {
-        "grpo.teacher.loss": lambda f: "full" if f.get("grpo.teacher.loss") == "sampled" else None,
-        "grpo.learning_rate": lambda f: _slower(f) if f.get("grpo.teacher.loss") != "sampled" else None,
-    },
+    "teacher_shortens": {"grpo.teacher.loss": "full", "grpo.learning_rate": _slower},
 }
 RULES = tuple(rules_of(Path(__file__).with_suffix(".yaml"), globals()))
