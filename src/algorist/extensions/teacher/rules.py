@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from algorist.diagnosis.rule import Changes, Facts, Unknown, rules_of
+from algorist.diagnosis.rule import Facts, Unknown, rules_of
 
 LEAST_LOG_PROB, STEPS, RISEN = -3.0, 12, 0.5
 """Nats per token under the teacher below which it finds one token in twenty likely; logged steps before it is said; and the rise from the
@@ -62,8 +62,8 @@ def _slower(f: Facts) -> float:
     return float(f"{f.number('grpo.learning_rate', 1e-6) / 3:.1e}")
 
 
-CHANGE: dict[str, Changes] = {
+CHANGE = {
     "teacher_kl_rises": {"grpo.learning_rate": _slower},
-    "teacher_shortens": {"grpo.teacher.loss": "full", "grpo.learning_rate": _slower},
+    "teacher_shortens": lambda f: {"grpo.teacher.loss": "full"} if f.get("grpo.teacher") else {},
 }
 RULES = tuple(rules_of(Path(__file__).with_suffix(".yaml"), globals()))
