@@ -22,8 +22,8 @@ OFTEN, AHEAD = 8, 0.25
 """Times that each problem was sampled, and lead of their accuracy over that of held-out problems, of what is known by heart."""
 CUT_MORE = 0.3
 """Share of an evaluation's completions that is cut off beyond that of the rollouts."""
-LOST, UNMOVED = -3.0, 2.0
-"""Standard errors by which held-out accuracy has fallen, and within which it is as it was."""
+LOST, UNMOVED, TRAINED = -3.0, 2.0, 1e-4
+"""Standard errors by which held-out accuracy has fallen, and within which it is as it was, after a step so long (of the weights)."""
 FEW_BATCHES = 8
 """Rollout batches of a whole run that are too few."""
 NOTHING = 0.5
@@ -117,7 +117,10 @@ def held_out_apart(f: Facts) -> str | None:
     before, after = (pooled(part, lambda b: b.accuracy).mean for part in (first, last))
     held_out = f["held_out"]
     still = (
-        f.get("accuracy_rise") is not None and not rises(f) and abs(f.get("held_out_errors", LOST)) < UNMOVED
+        f.get("accuracy_rise") is not None
+        and not rises(f)
+        and abs(f.get("held_out_errors", LOST)) < UNMOVED
+        and (f.get("longest_step") or 0.0) >= TRAINED
     )
     below = (before >= SOLVED and held_out <= before - APART) or (still and held_out <= before - AHEAD)
     if below or held_out >= after + APART:

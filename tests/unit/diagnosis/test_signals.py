@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from algorist.diagnosis.course import odd_data
+from algorist.diagnosis.demonstrations import cut_solutions
 from algorist.diagnosis.diagnose import find_causes, not_explained
 from algorist.diagnosis.rule import Facts
 from algorist.diagnosis.rules import all_rules
+from algorist.diagnosis.settings import Settings
 from algorist.diagnosis.signals import Signals, same_number
 from algorist.types import Problem
 
@@ -66,6 +72,60 @@ def test_a_run_that_stands_still_is_not_explained() -> None:
     assert not_explained(course([1] * 6 + [3] * 6)) == ""
     assert not_explained(course([4] * 12)) == "", "nothing is left to learn"
     assert find_causes(course([2] * 12)) == []
+
+
+def test_what_is_not_explained_names_the_users_own_code() -> None:
+    still = course([2] * 12)
+    still.settings = Settings(
+        {
+            "grpo": {"loss": {"name": "own.py:loss"}, "beta": 0.0},
+            "plugins": ["more.py"],
+            "rewards": ["correct", "r.py:paid"],
+        }
+    )
+    expected = "leave out first: grpo.loss.name=own.py:loss, plugins=more.py, rewards=r.py:paid"
+    assert not_explained(still).endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("after", "step", "named"), [(0.24, 1e-3, True), (0.24, 1e-8, False), (0.60, 1e-3, False)]
+)
+def test_training_problems_that_teach_nothing_are_of_another_kind(
+    after: float, step: float, named: bool, tmp_path: Path
+) -> None:
+    """Neither accuracy moves, far apart, though the weights do; the run was done without its SFT."""
+    signals = course([2] * 12, metrics={"ledger/step/length": step})
+    signals.run, signals.settings = tmp_path, Settings({"sft": {"enabled": True}})
+    (tmp_path / "eval").mkdir()
+    for name, value in (("base", 0.24), ("grpo", after)):
+        metrics = {"greedy_accuracy": {"value": value, "n": 250}}
+        (tmp_path / "eval" / f"{name}.json").write_text(json.dumps({"metrics": metrics}))
+    facts = Facts(signals.settings, signals=signals)
+    assert bool(facts.get("held_out_apart")) == named
+    assert facts.get("held_out_before") == pytest.approx(0.24)
+
+
+def test_cut_solutions_need_whole_ones_beside_them() -> None:
+    def solved(texts: list[str]) -> list[Problem]:
+        return [Problem(str(n), f"{n}?", text.split()[-1], solution=text) for n, text in enumerate(texts)]
+
+    short = [f"{n} + 1 = {n + 1}" for n in range(10, 50)]
+    long = solved([f"{n} + 1 = {n + 1}, and then we add {n} once more: {2 * n + 1}" for n in range(10, 50)])
+    cut = [replace(p, solution=p.solution[:24]) for p in long]
+    assert cut_solutions(solved(short) + cut) is not None
+    for whole in (solved(short), solved(short) + long, cut):
+        assert cut_solutions(whole) is None
+
+
+def test_questions_may_state_their_answer_in_front_or_after_a_sign() -> None:
+    rows = (
+        [(f"[bin {n}] How many?", str(n)) for n in range(30)],
+        [(f"How many? (No. 7-{n})", str(n)) for n in range(30)],
+    )
+    for stated in rows:
+        assert "stated_answers" in odd_data([Problem(str(i), q, a) for i, (q, a) in enumerate(stated)])
+    other = [Problem(str(n), f"[bin {n}] How many are {n} + 1?", str(n + 1)) for n in range(30)]
+    assert "stated_answers" not in odd_data(other)
 
 
 def test_the_number_of_the_gold_answer_is_seen_in_whatever_is_around_it() -> None:
