@@ -199,7 +199,7 @@ def _one_question(problems: Sequence[Problem]) -> str | None:
 def _stated(problems: Sequence[Problem]) -> str | None:
     for place, which in (("begin with", 0), ("end in", -1)):
         numbers = ((p, NUMBER.findall(p.question.replace(",", "").replace("-", " "))) for p in problems)
-        stated = [p for p, all_of_it in numbers if all_of_it and same_number(all_of_it[which], p.answer)]
+        stated = [p for p, each in numbers if each and same_number(each[which], p.answer)]
         if len(problems) >= ENOUGH_ROWS and len(stated) >= NEARLY_EVERY * len(problems):
             shown = stated[0].question[:60] if which == 0 else f"…{stated[0].question[-60:]}"
             return f"{len(stated)} of {len(problems)} questions {place} their answer, such as: {one_line(shown, 61)}"
