@@ -157,6 +157,11 @@ def test_rounds_go_on_where_they_stopped(place: Path, tmp_path: Path) -> None:
     assert [line.partition(" · ")[0] for line in display.lines] == ["round 1 of 2", "round 2 of 2"]
     with pytest.raises(ConfigError, match=r"begun with --samples 4, .*not with --samples 8, .*run_name="):
         iterate(cut, rounds=2, drawing=Drawing(8, 16, 1.0), resume=True)
+    hotter = cut.model_copy(update={"grpo": cut.grpo.model_copy(update={"temperature": 0.3})})
+    with pytest.raises(
+        ConfigError, match=r"(?s)grpo.temperature: .*as the first algorist iterate command with --resume"
+    ):
+        iterate(hotter, rounds=2, drawing=FEW, resume=True)
     with pytest.raises(CheckpointError, match="already holds a run"):
         iterate(cut, rounds=1, drawing=FEW)
 

@@ -350,10 +350,10 @@ def test_grade_reads_what_a_command_writes(call: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     row = json.dumps({"answer": "0.5", "gold": "1/2"})
     writer = subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"])
-    Path("rows.jsonl").write_text('{"answer": null, "gold": "3"}\n{"gold": "2"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"answer": null, "gold": "3"}\n{"gold": "2"}\n')
     refused = call("grade", "--file", "rows.jsonl")
     assert refused.returncode == 2 and "row 2: expected gold" in refused.stderr
-    Path("rows.jsonl").write_text('{"answer": null, "gold": "3"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"answer": null, "gold": "3"}\n')
     none = call("grade", "--file", "rows.jsonl", "--json")
     assert json.loads(none.stdout)["verdicts"][0]["reason"] == "no_answer"
     done = call("grade", "--file", "pipe")

@@ -19,8 +19,15 @@ from algorist.store.stages import STAGES, checkpoints, step_of
 from algorist.store.trust import sign
 
 
-def settings_at_start(recipe: Recipe, inputs: Inputs, *, resume: bool) -> dict[str, Any] | None:
+def settings_at_start(
+    recipe: Recipe, inputs: Inputs, *, resume: bool, again: str = ""
+) -> dict[str, Any] | None:
     """Return the settings that the run to continue began with, by dotted key, or None for a new run; nothing is written.
+
+    Args:
+        recipe, inputs: Its recipe, as it resolves now, and its files.
+        resume: Whether the run is continued.
+        again: The command that continues it with its own values, for the message; ``algorist run FOLDER --resume`` when left out.
 
     Raises:
         CheckpointError: The folder holds a run that is not to be continued, or none where one is.
@@ -34,7 +41,7 @@ def settings_at_start(recipe: Recipe, inputs: Inputs, *, resume: bool) -> dict[s
     if not folder.config.exists():
         raise CheckpointError(f"nothing to resume: {path} holds no run (config.yaml is missing)")
     before = flat(values_of(path))
-    check_same_run(before, _normalised(recipe, before), path)
+    check_same_run(before, _normalised(recipe, before), path, again)
     check_same_inputs(inputs, path)
     for stage in filter(folder.is_finished, STAGES):
         for name in ("max_steps", "epochs"):  # ``config.yaml`` would say what was not done
@@ -69,13 +76,14 @@ def has_adapter(before: Mapping[str, Any]) -> bool:
     return before.get("model.lora", ()) is not None
 
 
-def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Path) -> None:
+def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Path, again: str = "") -> None:
     """Allow changes of length, logging and naming; refuse what would make the resumed run another run.
 
     Args:
         before: What the run began with, by dotted key.
         after: The same of the recipe as it resolves now.
         path: The run folder, for the message.
+        again: The command that continues it, for the message.
 
     Raises:
         ConfigError: Settings differ that decide what is learned; the message names them with both values.
@@ -99,7 +107,7 @@ def check_same_run(before: Mapping[str, Any], after: Mapping[str, Any], path: Pa
         more = f"  and {len(changed) - 8} more\n" if len(changed) > 8 else ""
         raise ConfigError(
             f"{path} was started with other settings, so this would be another run:\n{lines}\n{more}"
-            f"Use the same values to resume (those of {path}/config.yaml), or start a new run with run_name=NAME"
+            f"Use the same values to resume, as {again or f'algorist run {path} --resume'} does, or start a new run with run_name=NAME"
         )
 
 

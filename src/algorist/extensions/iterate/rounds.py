@@ -38,6 +38,7 @@ from algorist.store.write import SCHEMA, RolloutWriter
 from algorist.types import Problem
 
 STAGE = "iterate"
+AGAIN = "the first algorist iterate command with --resume"
 SETTING = "iteration.json"
 
 
@@ -106,7 +107,7 @@ def iterate(
     recipe = plan.recipe
     for number in range(1, 2 if resume else rounds + 1):
         round_ = round_recipe(recipe, number, rounds, drawing)
-        settings_at_start(round_, inputs_of(round_), resume=resume)
+        settings_at_start(round_, inputs_of(round_), resume=resume, again=AGAIN)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     done, model = Iteration(), recipe.model.name
@@ -174,7 +175,7 @@ def _opened(recipe: Recipe, drawing: Drawing, resume: bool) -> Iterator[RunFolde
     """Hold the folder of a round; one that an earlier call has begun must have drawn the same way."""
     known = resume and (recipe.path / "config.yaml").exists()
     inputs = inputs_of(recipe)
-    settings_at_start(recipe, inputs, resume=known)
+    settings_at_start(recipe, inputs, resume=known, again=AGAIN)
     with hold_folder(recipe, inputs, resume=known) as folder:
         before, now = folder.read_json(SETTING) if known else None, asdict(drawing)
         if before is not None and before != now:
