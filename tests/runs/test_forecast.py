@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from algorist.config import load_recipe
+from algorist.extensions.forecast import Forecast
 from algorist.extensions.forecast.fit import Fitted
 from algorist.extensions.forecast.table import read_table
 from algorist.extensions.forecast.verdict import errors_of
@@ -116,3 +118,9 @@ def test_a_finished_run_becomes_a_row(verb: Verb, tmp_path: Path) -> None:
     assert row["gain"][0] == pytest.approx(result["difference"]["pass@1"]["value"], abs=1e-4)
     code, _, errors = verb("forecast", "smoke-cpu", *lines, "--add", "mine.jsonl")
     assert code == 2 and "smoke-cpu is no finished run" in errors and "--add takes a run's folder" in errors
+
+
+def test_a_teacher_alone_has_no_gain_of_rewards_to_expect() -> None:
+    """The table is of runs that are paid; a reward of weight 0 pays nothing."""
+    assert Forecast.takes_part(load_recipe("quickstart").recipe)
+    assert not Forecast.takes_part(load_recipe("quickstart-distill").recipe)

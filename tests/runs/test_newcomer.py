@@ -361,6 +361,15 @@ def test_grade_reads_what_a_command_writes(call: Any, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.startswith("right: equal_number")) == (0, True), done.stderr
 
 
+def test_the_advice_on_columns_is_one_that_overlap_takes(verb: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Frage,Antwort\n1 + 1?,2\n")
+    _, _, refused = verb("data", "overlap", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"))
+    (advice,) = re.findall(r"Name yours: '(.*)'", " ".join(refused.split()))
+    words = advice.replace("question: COLUMN", "question: Frage").replace("answer: COLUMN", "answer: Antwort")
+    code, out, _ = verb("data", "overlap", words, words)
+    assert code == 0 and "the same question" in out
+
+
 def test_the_command_to_continue_is_whole_on_a_narrow_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [".venv/bin/algorist", "run", "quickstart"])
     screen = Screen(file=io.StringIO(), width=60)

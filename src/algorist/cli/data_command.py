@@ -333,6 +333,7 @@ def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)
 
     Example: algorist data overlap gsm8k,split=train gsm8k,split=test
     """
+    from algorist.cli.eval_command import columns_of
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError
     from algorist.data.leakage import shared_questions
@@ -343,8 +344,7 @@ def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)
         try:
             return load_problems(read_benchmarks([text], split=split)[0].section)
         except ColumnError as error:
-            columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
-            raise error.named_by(f"'{text},columns={{{columns}}}'") from None
+            raise error.named_by(columns_of(error, text)) from None
 
     first, second = problems(train, "train"), problems(held_out, "test")
     shared = shared_questions(first, second, words=words)

@@ -28,6 +28,7 @@ from algorist.errors import ConfigError, DataError, check_known
 
 if TYPE_CHECKING:
     from algorist.config.schema import EvalSection, Recipe
+    from algorist.data.columns import ColumnError
     from algorist.evaluation.artifact import Artifact
     from algorist.evaluation.benchmark_option import Benchmark
     from algorist.evaluation.estimators import Interval
@@ -322,6 +323,14 @@ def _benchmarks(
     return [Benchmark(f"{section.name}-{part or changes['split']}", section.model_copy(update=changes))]
 
 
+def columns_of(error: ColumnError, option: str, before: str = "") -> str:
+    """Return how a dataset's words on the command line name the columns that it lacks."""
+    columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
+    if ",columns=" in option:
+        return f"{columns} as well in columns={{…}}"
+    return f"{before}'{option},columns={{{columns}}}'"
+
+
 def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
     """Pass the evaluations on; columns and keys of a dataset are named as ``--data`` takes them."""
     from algorist.data.columns import ColumnError
@@ -331,11 +340,7 @@ def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -
         yield from evaluated
     except ColumnError as error:
         option = next((text for text in data if error.where in text), error.where)
-        columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
-        way = f"--data '{option},columns={{{columns}}}'"
-        raise error.named_by(
-            f"{columns} as well in columns={{…}}" if ",columns=" in option else way
-        ) from None
+        raise error.named_by(columns_of(error, option, "--data ")) from None
     except DataError as error:
         raise (after_the_name(error, data[0]) if len(data) == 1 else error) from None
 

@@ -56,10 +56,9 @@ def read_imported(path: Path, score: str | None = None) -> Artifact:
         raise DataError(f"{path}: no completion has a number for the score '{score}'")
     yes_or_no = all(row[OWN] in (0, 1) for row in scored)
     alone = yes_or_no and max(Counter(row["problem_id"] for row in scored).values()) == 1
-    greedy = alone and not foreign.protocol.get("temperature")
     for row in scored:
         row[OWN] = bool(row[OWN]) if yes_or_no else float(row[OWN])
-        row.setdefault("greedy", greedy)
+        row.setdefault("greedy", alone and not foreign.protocol.get("temperature"))
         row.setdefault("extracted", None)
     protocol = {**foreign.protocol, "imported": name} | ({} if own and score == OWN else {"score": score})
     if len(scored) < len(rows):
