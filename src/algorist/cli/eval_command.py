@@ -324,7 +324,7 @@ def _benchmarks(
 
 
 def columns_of(error: ColumnError, option: str, before: str = "") -> str:
-    """Return how a dataset's words on the command line name the columns that it lacks."""
+    """Return the words that name a dataset's missing columns on the command line."""
     columns = ", ".join(f"{name}: COLUMN" for name in error.fields)
     if ",columns=" in option:
         return f"{columns} as well in columns={{…}}"
