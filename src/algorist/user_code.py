@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist_grader.user_code import find_file, functions_of, import_file, no_function
+from algorist_grader.user_code import find_file, functions_of, import_file, no_function, own_line
 
 
 def load_function(target: str, key: str) -> Callable[..., Any]:
@@ -33,9 +31,8 @@ def load_function(target: str, key: str) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
-                f"{target} raised {type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
+                f"{target} raised {type(error).__name__} in {own_line(error)}: {error}"
             ) from error
 
     return called
@@ -61,9 +58,7 @@ def load_plugins(files: Sequence[str]) -> None:
         except ConfigError:
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
-                f"plugins={file}: {path.name} cannot be imported: {type(error).__name__} in {Path(frame.filename).name}:"
-                f"{frame.lineno}: {error}"
+                f"plugins={file}: {path.name} cannot be imported: {type(error).__name__} in {own_line(error)}: {error}"
             ) from error
         _PLUGINS[path.name] = content

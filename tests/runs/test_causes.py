@@ -211,6 +211,11 @@ FAULTS: dict[str, tuple[str, ...]] = {
         *SFT, "sft.max_steps=60", "data.sft={name: local, path: ONE_MORE}", "eval.enabled=true", "eval.baseline=true", "data.eval={name: local, path: UNSEEN}",
         "grpo.enabled=false",
     ),
+    "wrong_sums": (*SFT, "data.sft={name: local, path: ASKEW}"),
+    "demonstrations_left_out": (*SFT, "data.sft={name: local, path: LONG}", "sft.max_length=64"),
+    "disputed_golds": (
+        "model.name=CAREFUL", "data.train={name: local, path: DISPUTED}", "grpo.learning_rate=1e-6", "grpo.max_steps=12",
+    ),
     "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
@@ -284,10 +289,23 @@ def places(runs: Runs) -> dict[str, Path]:
     parts[one_more] = [
         row
         | {
-            "solution": f"{row['question'].split(' =')[0]} = {int(row['answer']) + 1}",
+            "solution": f"{row['question'].split(' =')[0]} + 1 = {int(row['answer']) + 1}",
             "answer": str(int(row["answer"]) + 1),
         }
         for row in parts[seen]
+    ]
+    askew, long, disputed = (runs.folder / f"{name}.jsonl" for name in ("askew", "long", "disputed"))
+    parts[askew] = [
+        row | {"solution": f"{row['question'].split(' =')[0]} = {int(row['answer']) + n % 2}"}
+        for n, row in enumerate(rows)
+    ]
+    parts[long] = [
+        row | {"solution": f"{'We add the two of them. ' * 9 * (n % 4 > 0)}{row['solution']}"}
+        for n, row in enumerate(rows)
+    ]
+    parts[disputed] = [
+        row | {"answer": str(int(row["answer"]) + 3 * (row["question"][0] > "3")), "solution": ""}
+        for row in rows
     ]
     parts[alone] = [row | {"solution": str(int(row["answer"]) + 1)} for row in parts[seen]]
     for place, part in parts.items():
@@ -295,6 +313,9 @@ def places(runs: Runs) -> dict[str, Path]:
     more = {
         "NARROW": narrow,
         "ONE_MORE": one_more,
+        "ASKEW": askew,
+        "LONG": long,
+        "DISPUTED": disputed,
         "FORMATS": formats,
         "STOPS": stops,
         "ALONE": alone,

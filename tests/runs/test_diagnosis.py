@@ -362,7 +362,12 @@ def test_rated_problems_are_filtered_and_a_killed_rating_continues(runs: Runs, t
         Problems.load(recipe(tmp_path, *named, "data.train.pass_rate=[0.9,0.95]"))
 
 
-OTHER_FILES = ("unit/diagnosis/test_rules.py", "unit/diagnosis/test_signals.py", "runs/test_causes.py")
+OTHER_FILES = (
+    "unit/diagnosis/test_rules.py",
+    "unit/diagnosis/test_signals.py",
+    "runs/test_causes.py",
+    "runs/test_tools.py",
+)
 
 
 def test_every_rule_has_a_test() -> None:

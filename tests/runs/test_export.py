@@ -173,6 +173,8 @@ def test_the_command_takes_a_run_and_refuses_what_cannot_be(run: Path, tmp_path:
     assert "nothing to merge" in again.output and (tmp_path / "third/model.safetensors").is_file()
     full = call(app, [str(run), "--to", str(tmp_path / "out")])
     assert isinstance(full.exception, ConfigError) and "not empty" in str(full.exception)
+    before_anything = call(app, ["me/not-there", "--to", str(tmp_path / "out")])  # no name is asked for first
+    assert "not empty" in str(before_anything.exception)
     nowhere = call(app, [str(run)])
     assert isinstance(nowhere.exception, ConfigError) and "--push-to-hub" in str(nowhere.exception)
     wrong = call(app, [str(run), "--to", str(tmp_path / "x"), "--dtype", "bfloat"])

@@ -48,7 +48,8 @@ def test_a_notebook_with_chat_rows_becomes_a_recipe_that_runs(call: Cli, tmp_pat
     ]
     assert set(said["by_default"]) == {"grpo.temperature", "grpo.beta"}
     text = Path("grpo.yaml").read_text()
-    for line in ("data.map(lambda", "log_on_each_node=False: not in a recipe", "holds no problems out"):
+    assert not any("map(" in left for left in said["left"])  # the adapter reads its #### as well
+    for line in ("log_on_each_node=False: not in a recipe", "holds no problems out"):
         assert any(line in left for left in said["left"]) and "# Not carried over:" in text
     assert "load_dataset" not in Path("grpo_rewards.py").read_text()
     (tmp_path / "train.jsonl").write_text(
@@ -351,6 +352,17 @@ def test_columns_that_a_script_makes_are_named(read: Any, tmp_path: Path) -> Non
     assert settings["prompt.format"] == "boxed"
     _, left = read(MAPPED.replace("{gold}", 'clean(row["a"])'))
     assert "columns are read as they are, without: clean(row['a'])" in left
+    hashed = 'def last(text):\n    if "####" not in text:\n        return None\n    return text.split("####")[1].strip()\n'
+    for read_as_it_is in (
+        'last(row["a"])',
+        'row["a"].split("####")[-1].strip().replace(",", "")',
+        'float(row["a"].split("####")[1])',
+    ):
+        settings, left = read(hashed + MAPPED.replace("{gold}", read_as_it_is))
+        assert settings["data.train.columns.answer"] == "a" and "map(" not in left, left
+    for changed in ('row["a"].split("=")[1]', 'row["a"].split()', 'row["a"].replace("-", "")'):
+        _, left = read(hashed + MAPPED.replace("{gold}", changed))
+        assert "columns are read as they are, without" in left, changed
     settings, left = read(MAPPED.replace("{gold}", 'row["a"] + row["b"]'))
     assert "data.train.columns.answer" not in settings and "name columns with data.train.columns" in left
     set_in_place = "lambda row: row"

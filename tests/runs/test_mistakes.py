@@ -119,3 +119,17 @@ def test_a_prompt_file_in_another_encoding(call: Cli, tmp_path: Path) -> None:
     assert done.returncode == 2 and "prompt.system_prompt=null takes the file" in done.stderr
     done = call("run", "smoke-cpu", "prompt.system_prompt=null", "prompt.system_prompt_path=prompt.txt")
     assert done.returncode == 2 and "prompt.txt is not UTF-8 (byte 12)" in done.stderr, done.stderr
+
+
+def test_a_rewards_fault_is_placed_in_its_own_file(call: Cli, tmp_path: Path) -> None:
+    """It was a line of the library, or of algorist, that the user's line had called."""
+    (tmp_path / "mine.py").write_text(
+        "import json\n\n\ndef read(completion):\n    return json.loads(completion)['x']\n\n\n"
+        "def column(rollout, problem):\n    return float(problem['tier'] == 'hard')\n"
+    )
+    words = ["rewards", "explain", "--completion", "<answer>7</answer>", "--answer", "7"]
+    done = call(*words, "rewards=[{name: 'mine.py:read'}]")
+    assert done.returncode == 1 and "(char 0) in mine.py:5\n" in done.stderr and "--row" not in done.stderr
+    done = call(*words, "rewards=[{name: 'mine.py:column'}]")
+    assert "KeyError: 'tier' in mine.py:9\n" in done.stderr and "--row KEY=VALUE" in done.stderr
+    assert call(*words, "rewards=[{name: 'mine.py:column'}]", "--row", "tier=hard").returncode == 0

@@ -29,7 +29,9 @@ def test_the_header_names_model_data_recipe_seed_and_duration(page: str) -> None
 
 def test_a_run_that_learned_nothing_says_so_at_the_top(page: str) -> None:
     top = page[: page.index('id="accuracy"')]
-    assert "32 of 32 completions have no answer that can be read" in top and "algorist diagnose" in top
+    assert "32 of 32 completions have no answer that can be read" in top and re.search(
+        r"algorist diagnose \S+/r</code>", top
+    )
 
 
 def test_the_protocol_is_told_in_words(page: str) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from algorist.config import load_recipe
 from algorist.config.load import load_run_recipe
+from algorist.diagnosis.diagnose import diagnose
 from algorist.errors import ConfigError, TrainingError
 from algorist.evaluation.artifact import read_artifact
 from algorist.prompts.attached import attached
@@ -37,6 +38,9 @@ def lookup(request):
         if pid and os.path.getsize(flag) == 20:
             os.kill(int(pid), signal.SIGKILL)
     return str(eval(request, {}))
+
+def askew(request):
+    return str(eval(request, {}) + 1)
 
 def slow(request):
     time.sleep(0.03)
@@ -118,6 +122,16 @@ def test_a_run_with_calls_and_an_environment(tmp_path: Path) -> None:
     assert row["turns"][0]["source"] == "lookup" and row["turns"][0]["reply"] == "3"
     assert "<output>\n3\n</output>" in "".join(seen)  # the call is shown while it is answered
     assert "[lookup, " in algorist("inspect", str(path), "--limit", "20")
+
+
+@pytest.mark.slow
+def test_a_tool_whose_results_are_wrong_is_named(tmp_path: Path) -> None:
+    run_of_askew = run(tmp_path, *settings(tmp_path, "askew", "grpo.max_steps=6", "eval.enabled=false"))
+    assert [(f.name, f.sentence) for f in diagnose(run_of_askew)][:1] == [
+        ("wrong_replies", "A tool replies with wrong results.")
+    ]
+    path = run(tmp_path / "right", *settings(tmp_path, "lookup", "grpo.max_steps=6", "eval.enabled=false"))
+    assert "wrong_replies" not in [f.name for f in diagnose(path)]
 
 
 @pytest.mark.slow

@@ -171,6 +171,8 @@ def explain(
     failed = {reward.__name__: str(reward.first_failure) for reward in rewards if reward.failures}
     for name, why in failed.items():
         say(f"error: reward '{name}' failed and got its floor: {why}", stderr=True)
+        if why.startswith("KeyError"):
+            say("the row has what --row names: --row KEY=VALUE", stderr=True)
     values = {
         name: {"value": value, "weight": breakdown.weights[name]}
         for name, value in breakdown.components.items()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from algorist.cli.terminal import Line, Result, View, say, table, verb
+from algorist.cli.terminal import Line, Result, View, compact, say, table, verb
 from algorist.errors import ConfigError, check_known
 from algorist.store.safe_text import number_text, one_line
 
@@ -156,4 +156,4 @@ def _text(row: dict[str, Any]) -> str:
     """Return a completion with the replies to it, and its calls."""
     from algorist.store.write import call_lines, conversation
 
-    return "\n".join([conversation(row), *call_lines(row)])
+    return "\n".join([compact(conversation(row)), *call_lines(row)])

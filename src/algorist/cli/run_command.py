@@ -18,7 +18,17 @@ from algorist.cli.session import (
     stopped_at_once,
     work,
 )
-from algorist.cli.terminal import Line, Result, TerminalDisplay, View, closing_table, note, render, verb
+from algorist.cli.terminal import (
+    Line,
+    Result,
+    TerminalDisplay,
+    View,
+    closing_table,
+    compact,
+    note,
+    render,
+    verb,
+)
 from algorist.errors import ConfigError, check_known
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES
@@ -233,4 +243,4 @@ def _examples(before: list[dict[str, Any]], after: list[dict[str, Any]], names: 
         yield Line(f"\n{one_line(old['question'], 400)}  (answer {old['gold']})", "bold")
         for name, row in zip(names, (old, new), strict=True):
             verdict = "right" if row["correct"] else f"wrong: {row['reason']}"
-            yield Line(f"{name} ({verdict}): {one_line(row['completion'].strip(), 300) or 'nothing'}")
+            yield Line(f"{name} ({verdict}): {one_line(compact(row['completion']), 300)}")

@@ -23,7 +23,7 @@ from algorist.cli.arguments import (
 )
 from algorist.cli.endpoints import ENDPOINTS
 from algorist.cli.session import import_quietly
-from algorist.cli.terminal import Line, Result, View, note, verb
+from algorist.cli.terminal import Line, Result, View, compact, note, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, nearest
 from algorist_grader.extract import last_number
@@ -164,11 +164,9 @@ def _questions(questions: list[str] | None, file: Path | None) -> list[str]:
 
 def _text(row: dict[str, Any]) -> str:
     cut = " (cut off at the limit: --max-new-tokens N)" if row["truncated"] else ""
-    answer = row["answer"] if row["answer"] is not None else f"none{cut}, in: {row['completion']}"
+    answer = row["answer"] if row["answer"] is not None else f"none{cut}, in: {compact(row['completion'])}"
     votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
-    return (
-        f"question: {row['question']}\nreasoning: {row['reasoning'] or '(none)'}\nanswer: {answer}{votes}\n"
-    )
+    return f"question: {row['question']}\nreasoning: {compact(row['reasoning']) if row['reasoning'] else '(none)'}\nanswer: {answer}{votes}\n"
 
 
 def _whole(row: dict[str, Any]) -> str:
@@ -176,7 +174,7 @@ def _whole(row: dict[str, Any]) -> str:
     cut = " · cut off at the limit: --max-new-tokens N" if row["truncated"] else ""
     votes = f" ({row['votes']} of {row['samples']} votes)" if "votes" in row else ""
     boxed, last = row["answer"] or "none", last_number(row["completion"]) or "none"
-    return f"question: {row['question']}\nanswer: {boxed}{votes} · last number: {last}{cut}\n{row['completion'].strip()}\n"
+    return f"question: {row['question']}\nanswer: {boxed}{votes} · last number: {last}{cut}\n{compact(row['completion'])}\n"
 
 
 def converse(

@@ -60,6 +60,15 @@ CLOSING = ("greedy_accuracy", "lenient_accuracy", "pass@1", "format", "truncated
 COMMAND = re.compile(rf"(?<![\w/.-])algorist(?= (?:{'|'.join(VERBS)})\b)")
 
 
+def compact(text: str) -> str:
+    """Return ``text`` without blanks around it, four line ends or more in a row as their count; of nothing but blanks, their count."""
+    if not text.strip():
+        return f"(nothing but {len(text)} blanks and line ends)" if text else "(nothing)"
+    return re.sub(
+        r"\n(?:[^\S\n]*\n){3,}", lambda ends: f"\n({ends[0].count(chr(10))} line ends)\n", text.strip()
+    )
+
+
 def program() -> str:
     """Return the command that starts this program from the present folder."""
     places = Path(sys.argv[0]), Path(sys.executable).with_name("algorist")

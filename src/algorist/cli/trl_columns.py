@@ -10,6 +10,8 @@ from algorist.cli.trl_syntax import Script, called
 
 SAME = ("str", "int", "float", "strip")
 """Calls that leave an answer what it is."""
+UNREAD = {"(',', '')", "('$', '')"}
+"""Characters whose replacement by nothing the grader does not notice."""
 
 
 def take_columns(script: Script) -> None:
@@ -21,7 +23,9 @@ def take_columns(script: Script) -> None:
     for call in script.calls("map"):
         made = dict(_made(script, call))
         golds = [key for key in made if key in asked and key != "prompt"]
-        rest = [ast.unparse(value) for key, value in made.items() if key in asked and not _copies(value)]
+        rest = [
+            ast.unparse(value) for key, value in made.items() if key in asked and not _copies(script, value)
+        ]
         columns = {"question": _column(_user(made.get("prompt")))}
         if len(golds) == 1:
             columns["answer"] = _column(made[golds[0]])
@@ -98,12 +102,32 @@ def _user(prompt: ast.expr | None) -> ast.expr | None:
     return None
 
 
-def _copies(node: ast.expr) -> bool:
-    """Tell whether an expression is a column of the row, perhaps as a text or number."""
-    if isinstance(node, ast.Call) and called(node) in SAME:
-        inner = [node.func.value] if isinstance(node.func, ast.Attribute) else node.args
-        return len(inner) == 1 and _copies(inner[0])
-    return _name(node) is not None
+def _copies(script: Script, node: ast.expr, parameter: str = "") -> bool:
+    """Tell whether an expression is a column of the row, or a parameter: itself, as a text or number, or its part after ``####``."""
+    split = node.value if isinstance(node, ast.Subscript) else None
+    if isinstance(split, ast.Call) and isinstance(split.func, ast.Attribute):
+        marked = ast.unparse(split).endswith(".split('####')")  # as the adapters read an answer
+        return marked and _copies(script, split.func.value, parameter)
+    if not isinstance(node, ast.Call):
+        return getattr(node, "id", None) == parameter if parameter else _name(node) is not None
+    inner = [node.func.value] if isinstance(node.func, ast.Attribute) else node.args
+    same = called(node) in SAME or (
+        called(node) == "replace" and f"({', '.join(map(ast.unparse, node.args))})" in UNREAD
+    )
+    if not same:
+        same, inner = _returns_argument(script, called(node)), node.args
+    return same and len(inner) == 1 and _copies(script, inner[0], parameter)
+
+
+def _returns_argument(script: Script, name: str) -> bool:
+    """Tell whether a function of the script returns its one argument, as ``_copies`` says, or nothing."""
+    for function in script.tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name == name and len(function.args.args) == 1:
+            ends = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
+            ends = [end for end in ends if not (isinstance(end, ast.Constant) and end.value is None)]
+            parameter = function.args.args[0].arg
+            return bool(ends) and all(called(end) != name and _copies(script, end, parameter) for end in ends)
+    return False
 
 
 def _column(node: ast.expr | None) -> str | None:

@@ -11,7 +11,7 @@ from algorist.store.safe_text import printable
 from algorist.types import Problem
 from algorist_grader import grade, is_text_only, last_boxed, numeric_value, why_unreadable
 from algorist_grader.markers import hash_answer
-from algorist_grader.text import stripped
+from algorist_grader.text import clean, stripped
 
 _GROUPS = r"[1-9]\d{0,2}(?:\.\d{3})+"
 _LOCAL = rf"(?:{_GROUPS}|\d+)(?:,|\{{,\}})\d+"
@@ -137,5 +137,5 @@ def check_golds(problems: Sequence[Problem]) -> GoldCheck:
 
 def _is_prose(gold: str) -> bool:
     """Return whether a gold answer is several words, which only the same words equal."""
-    words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+", " ", gold))
+    words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+", " ", clean(gold) or ""))
     return len(words) >= 2 and numeric_value(gold) is None

@@ -9,6 +9,7 @@ from statistics import fmean
 from algorist.declared import registered
 from algorist.diagnosis.demonstrations import (
     ENOUGH_ROWS,
+    absent_answers,
     answers_alone,
     cut_questions,
     cut_solutions,
@@ -28,9 +29,11 @@ from algorist.diagnosis.signals import (
     stop_strings,
     z_score,
 )
+from algorist.diagnosis.sums import wrong_sums
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
+from algorist_grader.extract import last_number
 
 RISEN = 2.0
 """Standard errors from the first to the last window from which on an accuracy has risen."""
@@ -39,8 +42,9 @@ MOST_OF_THEM = 0.5
 
 SEVERAL = 3
 """Gold answers of one question that are no slip of the data."""
-NEARLY_EVERY, HARDLY_ANY = 0.8, 0.2
-"""Shares of problems that are no chance: of questions that end in their gold answer, and of solutions that do."""
+NEARLY_EVERY, HARDLY_ANY, ABSENT = 0.8, 0.2, 0.2
+"""Shares of problems that are no chance: of questions that end in their gold answer, of solutions that do, and of those that hold it
+nowhere (of GSM8K's 0.002)."""
 FELL_TO = 0.5
 """Part of what a right completion earned at first that is left at the end."""
 
@@ -166,6 +170,7 @@ for _name in (
     "cut_solutions",
     "earlier_answers",
     "answers_alone",
+    "wrong_sums",
 ):
 
     @fact("{}", _name)
@@ -184,6 +189,7 @@ def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()
         "cut_solutions": cut_solutions(demonstrations),
         "earlier_answers": earlier_answers(demonstrations),
         "answers_alone": answers_alone(demonstrations),
+        "wrong_sums": wrong_sums(demonstrations),
     }
     return {name: text for name, text in signs.items() if text}
 
@@ -208,7 +214,15 @@ def _stated(problems: Sequence[Problem]) -> str | None:
 
 def _other_golds(problems: Sequence[Problem]) -> str | None:
     count, other = other_endings(problems)
-    if count < ENOUGH_ROWS or len(other) < (1 - HARDLY_ANY) * count:
+    if count < ENOUGH_ROWS:
+        return None
+    known, absent = absent_answers(problems)
+    if len(absent) >= ABSENT * known > 0:
+        return (
+            f"{len(absent)} of {known} worked solutions hold their gold answer nowhere, such as "
+            f"{one_line(absent[0].answer, 20)}, where the solution ends in {last_number(str(absent[0].solution))}"
+        )
+    if len(other) < (1 - HARDLY_ANY) * count:
         return None
     problem, number = other[0]
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ HARDLY = 0.1
 """Share of held-out problems that are solved after demonstrations without steps; where it is more, they do."""
 NEARLY = 0.8
 """Share of the shorter solutions that end in their answer, where the longest were cut."""
+MOST = 0.5
+"""Share of the demonstrations whose loss says more than that a few are long."""
 CUT, LONG, ENDINGS = 0.2, 40, 5
 """Share of texts that end at one length without a sign, characters from which on that is no chance, and last words that no template has."""
 
@@ -36,6 +39,18 @@ def other_endings(problems: Sequence[Problem]) -> tuple[int, list[tuple[Problem,
     return len(known), [
         (problem, number) for problem, number in known if not same_number(number, problem.answer)
     ]
+
+
+def absent_answers(problems: Sequence[Problem]) -> tuple[int, list[Problem]]:
+    """Count the problems with a number as answer and one in their solution; return those whose solution holds the answer nowhere."""
+    known = [
+        (p, numbers)
+        for p in problems
+        if p.solution
+        and same_number(p.answer, p.answer)
+        and (numbers := NUMBER.findall(p.solution.replace(",", "")))
+    ]
+    return len(known), [p for p, numbers in known if not any(same_number(n, p.answer) for n in numbers)]
 
 
 def earlier_answers(demonstrations: Sequence[Problem]) -> str | None:
@@ -116,6 +131,17 @@ def _demonstrations(f: Facts) -> list[Problem]:
     if not f.settings.get("sft.enabled"):
         return []
     return local_problems(f.signals.run, "sft" if f.settings.get("data.sft") else "train")
+
+
+@fact("{}")
+def left_out(f: Facts) -> str | None:
+    """Count the demonstrations that were too long, as the run's log counts them; None where they are few."""
+    log = f.signals.run and f.signals.run / "training.log"
+    text = log.read_text("utf-8", errors="replace") if log and log.is_file() else ""
+    counts = re.findall(r"(\d+) of (\d+) demonstrations are longer than (sft\.max_length=\d+)", text)
+    if not counts or int(counts[-1][0]) < MOST * int(counts[-1][1]):
+        return None
+    return "{} of {} demonstrations are longer than {} tokens".format(*counts[-1])
 
 
 @fact("the demonstrations were read {:.0f} times")

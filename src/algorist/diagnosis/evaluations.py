@@ -43,11 +43,11 @@ ACCEPTED = 0.3
 def evaluated(f: Facts, stage: str) -> dict[str, Any]:
     """Return the evaluation after a stage, or of the ``base`` (Unknown: there is none)."""
     with suppress(OSError, ValueError):
-        return dict(json.loads((_run(f) / "eval" / f"{stage}.json").read_text(encoding="utf-8")))
+        return dict(json.loads((run_of(f) / "eval" / f"{stage}.json").read_text(encoding="utf-8")))
     raise Unknown("evaluation")
 
 
-def _run(f: Facts) -> Path:
+def run_of(f: Facts) -> Path:
     """Return the folder of a run (Unknown: it still trains, or there is none)."""
     if f.signals.run is None:
         raise Unknown("run")
@@ -56,7 +56,7 @@ def _run(f: Facts) -> Path:
 
 def _before(f: Facts) -> str:
     """Return the evaluation before GRPO: after SFT, where this run has done that."""
-    return "sft" if (_run(f) / "eval" / "sft.json").is_file() else "base"
+    return "sft" if (run_of(f) / "eval" / "sft.json").is_file() else "base"
 
 
 def _metric(f: Facts, stage: str, name: str = "greedy_accuracy") -> Moments:
@@ -163,7 +163,7 @@ def evaluation_truncated(f: Facts) -> Share:
 
 @fact("{} different problems")
 def distinct_problems(f: Facts) -> int:
-    (row,) = query(_run(f), "SELECT count(DISTINCT problem_id) AS n FROM rollouts WHERE stage = 'grpo'")
+    (row,) = query(run_of(f), "SELECT count(DISTINCT problem_id) AS n FROM rollouts WHERE stage = 'grpo'")
     return int(row["n"])
 
 
@@ -181,7 +181,7 @@ def rollout_batches(f: Facts) -> float:
 def wrong_without_reward(f: Facts) -> Share:
     count = "count(*) FILTER (NOT correct AND reward IS NULL) AS none, count(*) FILTER (NOT correct) AS wrong"
     right = "count(*) FILTER (correct AND reward IS NOT NULL) AS paid"
-    (row,) = query(_run(f), f"SELECT {count}, {right} FROM rollouts WHERE stage = 'grpo'")
+    (row,) = query(run_of(f), f"SELECT {count}, {right} FROM rollouts WHERE stage = 'grpo'")
     return Share(row["none"] / row["wrong"] if row["wrong"] and row["paid"] else 0.0)
 
 
@@ -190,7 +190,7 @@ def golds_in_words(f: Facts) -> str | None:
     """Count the answers that are numbers where the gold answer holds none; None where they are few."""
     words = "count(*) FILTER (NOT regexp_matches(gold, '[0-9]') AND regexp_matches(extracted, '[0-9]')) AS numbers"
     (row,) = query(
-        _run(f),
+        run_of(f),
         f"SELECT {words}, count(*) AS n, any_value(gold) AS gold, any_value(extracted) AS answer FROM rollouts WHERE stage = 'grpo'",
     )
     if not row["n"] or row["numbers"] < MOSTLY_WORDS * row["n"]:
@@ -203,7 +203,7 @@ def asked_otherwise(f: Facts) -> dict[str, Any] | None:
     """Compare what the model carried of its prompt with what it was asked in the run: key of the recipe → its value in training."""
     from algorist.prompts.attached import attached
 
-    folders = (Path(str(f["model.name"])).expanduser(), _run(f) / f.stage / "final")
+    folders = (Path(str(f["model.name"])).expanduser(), run_of(f) / f.stage / "final")
     before, after = (attached(folder) if folder.is_dir() else None for folder in folders)
     if before is None or after is None:
         return None
@@ -225,7 +225,7 @@ def answers_misread(f: Facts) -> str | None:
 def not_asked(f: Facts) -> Share:
     words = [f"regexp_replace(trim({name}), '\\s+', ' ', 'g')" for name in ("prompt", "question")]
     part = "(SELECT prompt, question FROM rollouts WHERE stage = 'grpo' LIMIT 2000)"
-    (row,) = query(_run(f), f"SELECT avg((NOT contains({words[0]}, {words[1]}))::INT) AS share FROM {part}")
+    (row,) = query(run_of(f), f"SELECT avg((NOT contains({words[0]}, {words[1]}))::INT) AS share FROM {part}")
     return Share(row["share"] or 0.0)
 
 
@@ -233,7 +233,7 @@ def not_asked(f: Facts) -> Share:
 def matcher_accepts(f: Facts) -> str | None:
     """Count the answers called right whose number is not that of the gold answer; None where they are few."""
     rows = query(
-        _run(f),
+        run_of(f),
         "SELECT DISTINCT extracted, gold FROM rollouts WHERE stage = 'grpo' AND correct AND extracted IS NOT NULL LIMIT 2000",
     )
     pairs = [(row["extracted"], row["gold"]) for row in rows]
@@ -249,7 +249,7 @@ def matcher_accepts(f: Facts) -> str | None:
 def steps_done(f: Facts) -> int:
     """Count the steps of a finished stage (Unknown: it is not)."""
     lines = f.signals.lines.get(f.stage)
-    if not lines or not (_run(f) / f.stage / "final").is_dir():
+    if not lines or not (run_of(f) / f.stage / "final").is_dir():
         raise Unknown("final")
     return int(lines[-1]["step"])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis import course, demonstrations, evaluations
+from algorist.diagnosis import course, demonstrations, evaluations, golds, sums
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
@@ -462,7 +462,8 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
 }
 
-_NAMES = {**vars(course), **vars(demonstrations), **vars(evaluations), **globals()}
+_MODULES = (course, demonstrations, evaluations, golds, sums)
+_NAMES = {name: value for module in _MODULES for name, value in vars(module).items()} | globals()
 for _rule in rules_of(Path(__file__).with_suffix(".yaml"), _NAMES):
     RULES.register(_rule.name)(_rule)
 

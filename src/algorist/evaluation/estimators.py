@@ -278,12 +278,12 @@ def paired_rate_difference(before: Sequence[float], after: Sequence[float]) -> I
     """Return ``paired_difference`` of shares of right samples; (N,) shares in [0, 1].
 
     Where all shares change alike, which is no proof that each would, the interval is that of ``paired_share_difference``, for
-    changes of any size: one answer more flips in each direction.
+    changes of any size: one answer more flips in each direction. No interval goes beyond ±1.
     """
     difference = paired_difference(before, after)
     n, value = difference.n, difference.value
     if n < 2 or difference.high - difference.low > 1e-9:
-        return difference
+        return Interval(value, max(-1.0, difference.low), min(1.0, difference.high), n)
     mean = n * value / (n + 2)
     half = Z95 * math.sqrt(((n * value**2 + 2) / (n + 2) - mean**2) / (n + 2))
     return Interval(value, max(-1.0, mean - half), min(1.0, mean + half), n)

@@ -62,6 +62,7 @@ def _collected(run: RunFolder) -> dict[str, Any]:
         "facts": facts(run, lines),
         "spent": where_time_went(run.read_json(TIMES), lines),
         "verdict": _verdict(run),
+        "place": printable(shlex.quote(str(run.path))),
         "evaluations": [_evaluation(a) for a in evaluations],
         "metrics": _metrics(evaluations),
         "differing": [],

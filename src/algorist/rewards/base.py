@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, RewardError, nearest
@@ -26,6 +25,7 @@ from algorist.prompts import PromptFormat, Tags, get_format
 from algorist.rewards.trl_form import Decode, as_messages, columns_of, rollouts_of, with_other_names
 from algorist.types import Grade, Group, Problem, Rollout
 from algorist_grader.registry import Registry
+from algorist_grader.user_code import own_line
 
 log = logging.getLogger("algorist.rewards.base")
 
@@ -369,7 +369,7 @@ def _said(error: Exception) -> str:
     """Return the kind and the first line of an error; that of another process is a RuntimeError with its traceback."""
     said = (str(error).splitlines() or [""])[0]
     places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-    said += f" in {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
+    said += f" in {own_line(error, places)}" if places else ""
     return said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from algorist.cli.arguments import find_model, read_recipe
+from algorist.cli.terminal import compact
 from algorist.errors import CheckpointError, ConfigError
 
 
@@ -54,3 +55,8 @@ def test_two_lengths_on_the_command_line_are_refused(stage: str) -> None:
         getattr(read_recipe("quickstart", [f"{stage}.max_steps=null", f"{stage}.epochs=2"]), stage).epochs
         == 2
     )
+
+
+def test_blanks_of_a_completion_do_not_fill_the_screen() -> None:
+    assert compact("\n" * 64) == "(nothing but 64 blanks and line ends)" and compact("") == "(nothing)"
+    assert compact("\n a\n\n\nb\n\n \n\n\nc \n\n\n\n") == "a\n\n\nb\n(5 line ends)\nc"

@@ -15,6 +15,7 @@ from algorist.data.problems import unreadable_golds
 from algorist.errors import DataError
 from algorist.preflight.run import gold_coverage
 from algorist.types import Problem
+from algorist_grader import grade
 from tests.conftest import Verb
 
 
@@ -45,6 +46,13 @@ def test_check_preflight_and_run_say_the_same_of_a_gold(tmp_path: Path, verb: Ve
     checked = json.loads(out)
     assert code == 1 and {row["gold"] for row in checked["unreadable"]} == set(unfit)
     assert [row["gold"] for row in checked["text_only"]] == ["2024-05-05"]
+
+
+def test_a_sentence_that_the_grader_reads_is_no_text(tmp_path: Path) -> None:
+    golds = ("The answer is 63 km.", "63 km", "a red apple")
+    checked = check_golds([Problem(gold, f"q {gold}", gold) for gold in golds])
+    assert [problem.answer for problem in checked.text_only] == ["a red apple"]
+    assert grade("63000 m", golds[0]).correct and not grade("63 m", golds[0]).correct
 
 
 def test_a_question_with_two_golds_is_told(tmp_path: Path, verb: Verb) -> None:

@@ -159,6 +159,13 @@ def test_a_rate_that_no_problem_changes_is_not_known_exactly() -> None:
     assert paired_rate_difference(shares, moved) == paired_difference(shares, moved)
 
 
+def test_no_difference_of_shares_is_beyond_a_whole_one() -> None:
+    gained = paired_rate_difference([0.0] * 10, [1.0] * 9 + [0.875])
+    assert 0.95 < gained.low < gained.value < gained.high == 1.0
+    lost = paired_rate_difference([1.0] * 9 + [0.875], [0.0] * 10)
+    assert (lost.low, lost.high) == (-1.0, -gained.low)
+
+
 @pytest.mark.parametrize(("n", "samples"), [(5, 2), (10, 2), (20, 2), (8, 4)])
 def test_coverage_where_all_problems_may_change_alike(n: int, samples: int) -> None:
     assert paired_rate_difference([0.0] * 5, [1.0] * 5).low == pytest.approx(

@@ -6,6 +6,9 @@ import importlib.util
 import inspect
 import itertools
 import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +16,7 @@ from algorist_grader.errors import ConfigError, nearest
 from algorist_grader.registry import by_user
 
 _times = itertools.count()
+_INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def find_file(target: str, where: str, otherwise: str = "") -> tuple[Path, str]:
@@ -49,6 +53,26 @@ def import_file(path: Path, *, anew: bool = False) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def own_line(error: BaseException, places: Iterable[tuple[str, int]] = ()) -> str:
+    """Return ``file.py:line`` of the last place of a traceback in a user's own file; of the last place where none is, "" without any.
+
+    Args:
+        error: What was raised.
+        places: File and line of each frame, where its traceback is known as text only.
+    """
+    frames = [*places] or [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
+    ours = (
+        *_INSTALLED,
+        *(
+            str(Path(m.__file__ or "").parent)
+            for m in map(sys.modules.get, ("algorist", "algorist_grader"))
+            if m
+        ),
+    )
+    own = [frame for frame in frames if not frame[0].startswith(("<", *ours))]
+    return "".join(f"{Path(file).name}:{line}" for file, line in (own or frames)[-1:])
 
 
 def functions_of(module: ModuleType) -> list[str]:

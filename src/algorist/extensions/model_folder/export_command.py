@@ -13,6 +13,7 @@ from algorist.cli.session import import_quietly
 from algorist.cli.terminal import Result, TerminalDisplay, View, note, verb
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, check_known
+from algorist.extensions.model_folder import check_new
 
 if TYPE_CHECKING:
     from algorist.config.schema import DatasetSection, Recipe
@@ -88,6 +89,8 @@ def export(
         raise ConfigError("nowhere to export to; give --to FOLDER, --push-to-hub OWNER/NAME or both")
     check_known(dtype, _DTYPES, f"--dtype {dtype} is unknown", "Expected one of {}")
     folder, run = find_model(model)
+    if to is not None:
+        check_new(to)
     import_quietly("algorist.extensions.model_folder.write")
     from algorist.config.load import validate
     from algorist.extensions.hub.upload import commit_message, require_token, upload

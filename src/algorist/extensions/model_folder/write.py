@@ -11,6 +11,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from algorist.errors import CheckpointError, ConfigError
+from algorist.extensions.model_folder import check_new
 from algorist.extensions.model_folder.card import CARD, base_of, model_card
 from algorist.models.load import load_policy
 from algorist.models.precision import DTYPES
@@ -118,8 +119,7 @@ def export(
         ConfigError: ``target`` is there already and not empty, or a type is asked for an adapter.
         CheckpointError: ``folder`` holds no model.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already and not empty; give --to another folder")
+    check_new(target)
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorist.evaluation.estimators import Interval, paired_difference
+from algorist.evaluation.estimators import Interval, paired_rate_difference
 from algorist.extensions.teacher import BASE, WORDS
 from algorist.extensions.teacher.model import Teacher
 from algorist.extensions.teacher.remote import load_teacher, remote_of
@@ -57,7 +57,7 @@ def preview(recipe: Any, look: Any) -> dict[str, Any] | None:
         "samples": look.samples,
         "student": sum(own) / len(own),
         "teacher": sum(rates) / len(rates),
-        "difference": asdict(gap := paired_difference(own, rates)),
+        "difference": asdict(gap := paired_rate_difference(own, rates)),
         "student_log_prob": float(ours[:, 1].mean()),
         "teacher_log_prob": float(theirs[:, 1].mean()),
         "shared_mass": float(_shared(ours, theirs).mean()),

@@ -1,0 +1,86 @@
+"""Facts of sums: results that demonstrations state and tools reply, against those that the sums have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+
+from algorist.diagnosis.demonstrations import ENOUGH_ROWS
+from algorist.diagnosis.rule import Facts, fact
+from algorist.store.read import query
+from algorist.store.safe_text import one_line
+from algorist.types import Problem
+
+FALSE = 0.2
+"""Share of worked solutions, or of a tool's replies, with a wrong result; of GSM8K's solutions 0.04 (rounded ones count as right)."""
+_NUMBER = r"\$?\d+(?:,\d{3})*(?:\.\d+)?"
+_SUM = rf"{_NUMBER}(?:(?:\s*[-+*/×÷]\s*|\s+x\s+){_NUMBER})+"
+_STATED = re.compile(
+    rf"(?<![\w.,(^/*+×÷-])(?<![-+*/×÷(=x^] )({_SUM})\s*=\s*(-?{_NUMBER})(?!\s*[-+*/×÷^%]|\d|[.,]\d)"
+)
+_REPLIED = re.compile(rf"\s*-?{_NUMBER}\s*")
+
+
+def stated_sums(text: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield each sum of a text without brackets, the result that it states, and whether that is right (or rounds what is)."""
+    for each in _STATED.finditer(text):
+        if (value := _value(each[1])) is not None:
+            yield each[1], each[2], _is_near(value, each[2])
+
+
+def _is_near(value: Fraction, text: str) -> bool:
+    stated = text.replace(",", "").replace("$", "")
+    decimals = len(stated.partition(".")[2])
+    return abs(value - Fraction(stated)) <= Fraction(1, 2 * 10**decimals)
+
+
+def _value(text: str) -> Fraction | None:
+    """Work out a sum without brackets; None where it divides by 0."""
+    total = Fraction(0)
+    for term in re.findall(r"[-+]?[^-+]+", re.sub(r"[\s,$]", "", text.replace("x", "*"))):
+        first, *rest = re.split(r"([*/×÷])", term)
+        value = Fraction(first)
+        for sign, number in zip(rest[::2], rest[1::2], strict=True):
+            if sign in "/÷" and not Fraction(number):
+                return None
+            value = value / Fraction(number) if sign in "/÷" else value * Fraction(number)
+        total += value
+    return total
+
+
+def wrong_sums(demonstrations: Sequence[Problem]) -> str | None:
+    """Count the worked solutions with a wrong result among those with a sum; None where they are few."""
+    solutions = [[*stated_sums(str(problem.solution or ""))] for problem in demonstrations]
+    wrong = [each for sums in solutions for each in sums if not each[2]]
+    count = sum(any(not right for *_, right in sums) for sums in solutions)
+    known = sum(map(bool, solutions))
+    if known < ENOUGH_ROWS or count < FALSE * known:
+        return None
+    text, stated, _ = wrong[0]
+    return f"{count} of {known} worked solutions state a wrong result, such as {one_line(f'{text} = {stated}', 60)}"
+
+
+@fact("{}")
+def wrong_replies(f: Facts) -> str | None:
+    """Count the replies of tools to a sum that are another number; None where they are few, or no tool was called."""
+    if (run := f.signals.run) is None:
+        return None
+    turns = "SELECT unnest(turns) AS turn FROM rollouts WHERE stage = 'grpo' AND len(turns) > 0 LIMIT 4000"
+    rows = query(
+        run, f"SELECT turn.request AS request, turn.reply AS reply, turn.error AS error FROM ({turns})"
+    )
+    return _wrong((row["request"], row["reply"]) for row in rows if not row["error"])
+
+
+def _wrong(calls: Iterable[tuple[str, str]]) -> str | None:
+    known, wrong = 0, []
+    for request, reply in calls:
+        asks, says = re.search(_SUM, request), _REPLIED.fullmatch(reply)
+        value = _value(asks[0]) if asks and says and not re.search(r"[()^%]", request) else None
+        if value is not None and says:
+            known += 1
+            wrong += [] if _is_near(value, says[0].strip()) else [(asks[0] if asks else "", says[0].strip())]
+    if known < ENOUGH_ROWS or len(wrong) < FALSE * known:
+        return None
+    return f"{len(wrong)} of {known} replies of the tools to a sum are another number, such as {wrong[0][1]} for {one_line(wrong[0][0], 40)}"

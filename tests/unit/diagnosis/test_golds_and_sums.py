@@ -1,0 +1,85 @@
+"""Facts of gold answers, of kinds of problems, and of sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from algorist.diagnosis.demonstrations import absent_answers
+from algorist.diagnosis.golds import apart, in_one_way
+from algorist.diagnosis.sums import stated_sums, wrong_sums
+from algorist.types import Problem
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("She has 3 + 4 = 7 apples.", [True]),
+        ("3 + 4 = 8, then 8 * 2 = 16.", [False, True]),
+        ("$1,200 / 5 = $240", [True]),
+        ("2 + 3 * 4 = 14", [True]),
+        ("20 / 3 = 6.67 and 20 / 3 = 7", [True, True]),
+        ("10 - 12 = -2", [True]),
+        ("4 x 5 = 20", [True]),
+        ("5 / 0 = 0", []),
+        ("(2 + 3) * 4 = 20", []),
+        ("x + 3 = 5, 3x * 2 = 6, 2 ^ 3 + 1 = 9", []),
+        ("3 + 4 = 7 * 2 = 14", []),
+        ("200 * 20/100 = 40", [True]),
+    ],
+)
+def test_sums_of_a_text(text: str, right: list[bool]) -> None:
+    assert [is_right for *_, is_right in stated_sums(text)] == right
+
+
+def problems(
+    count: int, make: str = "What is {n} + 1?", answer: str = "{m}", solution: str = ""
+) -> list[Problem]:
+    return [
+        Problem(str(n), make.format(n=n), answer.format(n=n, m=n + 1), solution=solution.format(n=n, m=n + 1))
+        for n in range(count)
+    ]
+
+
+def test_wrong_sums_are_counted_among_solutions_with_a_sum() -> None:
+    right = problems(30, solution="{n} + 1 = {m}")
+    assert wrong_sums(right) is None
+    wrong = problems(10, solution="{n} + 2 = {m}")
+    said = wrong_sums(right + wrong + problems(50, solution="It is {m}."))
+    assert said == "10 of 40 worked solutions state a wrong result, such as 0 + 2 = 1"
+    assert wrong_sums(right + wrong[:7]) is None and wrong_sums(wrong) is None
+
+
+def test_answers_that_no_solution_holds() -> None:
+    known, absent = absent_answers(
+        [*problems(5, solution="so {m}, no: {n}"), *problems(4, answer="7{n}", solution="it is {m}")]
+    )
+    assert (known, len(absent)) == (9, 4)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "way"),
+    [
+        ([("3", "5"), ("4", "6"), ("10", "12"), ("7", "1")], "3 gold answers are the model's answer +2"),
+        ([("3", "300"), ("4", "400"), ("0.5", "50")], "3 gold answers are the model's answer × 100"),
+        ([("3", "-3"), ("4", "-4"), ("1,000", "-1000")], "3 gold answers are the model's answer × -1"),
+        ([("3", "7"), ("4", "1"), ("9", "2"), ("6", "6.5")], None),
+        ([("x", "y"), ("4", "5"), ("5", "6")], None),
+    ],
+)
+def test_gold_answers_that_differ_in_one_way(pairs: list[tuple[str, str]], way: str | None) -> None:
+    assert in_one_way(pairs) == way
+
+
+def test_the_measure_that_differs_most_between_two_kinds_of_problems() -> None:
+    training = problems(40)
+    assert apart(training, problems(44)) is None and apart(training, problems(4)) is None
+    larger = [Problem(p.id, p.question.replace("What is ", "What is 9"), p.answer + "00") for p in training]
+    said = apart(training, larger)
+    assert said is not None and said.startswith("size of a gold answer: 20.5 (median) in training, 2050 in")
+    told = apart(training, problems(40, "Add {n} and 1."))
+    assert told == "questions that ask: 100 % in training, 0 % in the evaluation"
+    longer = problems(
+        40, "This is a question about a sum of numbers that I always wanted to ask you. What is {n} + 1?"
+    )
+    said = apart(training, longer)
+    assert said is not None and said.startswith("characters of a question: ")
