@@ -73,10 +73,10 @@ def test_gold_answers_that_differ_in_one_way(pairs: list[tuple[str, str]], way: 
 def test_the_measure_that_differs_most_between_two_kinds_of_problems() -> None:
     training = problems(40)
     assert apart(training, problems(44)) is None and apart(training, problems(4)) is None
-    larger = [Problem(p.id, p.question.replace("What is ", "What is 9"), p.answer + "00") for p in training]
+    larger = [Problem(p.id, p.question, p.answer + "00") for p in training]
     said = apart(training, larger)
     assert said is not None and said.startswith("size of a gold answer: 20.5 (median) in training, 2050 in")
-    told = apart(training, problems(40, "Add {n} and 1."))
+    told = apart(training, problems(40, "Now add {n} , 1."))
     assert told == "questions that ask: 100 % in training, 0 % in the evaluation"
     longer = problems(
         40, "This is a question about a sum of numbers that I always wanted to ask you. What is {n} + 1?"
