@@ -39,26 +39,27 @@ def load_function(target: str, key: str) -> Callable[..., Any]:
 
 
 _PLUGINS: dict[str, str] = {}
-"""Name of a file → hash of the content that was imported last."""
+"""Name of a file → hash of its content, of the files that were imported last."""
 
 
 def load_plugins(files: Sequence[str]) -> None:
-    """Import the Python files of a recipe's ``plugins``, which register what they define; again where one has changed.
+    """Import the Python files of a recipe's ``plugins``, which register what they define; again where others were imported since.
 
     Raises:
         ConfigError: No such file, or it cannot be imported.
     """
-    for file in files:
-        path, _ = find_file(f"{file}:", f"plugins={file}")
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        if _PLUGINS.get(path.name) == content:
-            continue
+    paths = {file: find_file(f"{file}:", f"plugins={file}")[0] for file in files}
+    contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.values()}
+    if not files or contents == _PLUGINS:
+        return
+    _PLUGINS.clear()
+    for file, path in paths.items():
         try:
-            import_file(path)
+            import_file(path, anew=True)
         except ConfigError:
             raise
         except Exception as error:
             raise ConfigError(
                 f"plugins={file}: {path.name} cannot be imported: {type(error).__name__} in {own_line(error)}: {error}"
             ) from error
-        _PLUGINS[path.name] = content
+    _PLUGINS.update(contents)

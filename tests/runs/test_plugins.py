@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from algorist.config import load_recipe
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
+from algorist.prompts import get_format
+from algorist.rewards import build_rewards
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
@@ -232,6 +234,24 @@ def test_an_edited_plugin_replaces_what_it_registered(tmp_path: Path, files: dic
         recipe_of(tmp_path, f"plugins=[{file}]", "grpo.process_weight=3")
     file.write_text(PROCESS_REWARD)
     recipe_of(tmp_path, f"plugins=[{file}]", "grpo.process_weight=3")
+
+
+def test_a_recipe_has_what_its_own_plugin_registers_whichever_was_loaded_before(tmp_path: Path) -> None:
+    """The first file was not run again after one of the same name: its recipe got the other's reward."""
+    recipes = {}
+    for name, pays in (("a", 0.25), ("b", 0.75)):
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "mine.py"
+        file.write_text(
+            "from algorist.rewards import reward\n\n\n@reward('of_the_file', low=0, high=1)\n"
+            f"def of_the_file(rollout, problem):\n    return {pays}\n"
+        )
+        recipes[name] = f"plugins=[{file}]"
+    paid = []
+    for name in "abaab":
+        recipe = recipe_of(tmp_path, recipes[name], "rewards=[of_the_file]")
+        paid.append(build_rewards(recipe.rewards, get_format("reasoning_answer")).explain("7", "7").total)
+    assert paid == [0.25, 0.75, 0.25, 0.25, 0.75]
 
 
 DOORS = """

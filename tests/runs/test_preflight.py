@@ -80,6 +80,7 @@ def test_batch_arithmetic_is_that_of_the_trainers(tmp_path: Path) -> None:
     run_recipe(recipe)
     for stage in ("sft", "grpo"):
         assert metrics(tmp_path / "r", stage)[-1]["step"] == found.batch[stage]["steps"], stage
+    assert found.batch["sft"]["passes"] == metrics(tmp_path / "r", "sft")[-1]["epoch"] == 1.0
     stored = query(tmp_path / "r", "SELECT count(*) AS n FROM rollouts")[0]["n"]
     assert stored == found.batch["grpo"]["rollouts"]
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from algorist.config import load_recipe
+from algorist.config.own_files import inputs_of
 from algorist.config.yaml_text import to_yaml
 from algorist.errors import AlgoristError, ConfigError
 from algorist.extensions.regrade.differences import differences
+from algorist.runs.begin import hold_folder
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
 from tests.conftest import Cli
@@ -64,6 +66,26 @@ def test_what_an_environment_paid_is_paid_again(tmp_path: Path) -> None:
     with RolloutWriter(folder.rollouts) as store:
         store.write(
             [{"step": 0, "problem_id": "p", "group": 0, "completion": "7", "gold": "7", "reward": 0.5, "turns": [paid]}]
+        )  # fmt: skip
+    assert differences(folder.path, None)["rewards_changed"] == 0
+
+
+def test_rewards_that_compare_completions_are_paid_as_they_were(tmp_path: Path) -> None:
+    """Each completion was paid alone, so that all of them changed."""
+    (tmp_path / "mine.py").write_text(
+        "def shortest(completions, **_):\n    lengths = [len(text) for text in completions]\n"
+        "    return [float(n == min(lengths)) for n in lengths]\n"
+    )
+    own = [f"rewards=['{tmp_path / 'mine.py'}:shortest']", f"output_dir={tmp_path}", "run_name=run"]
+    recipe = load_recipe("smoke-cpu", own).recipe
+    with hold_folder(recipe, inputs_of(recipe), resume=False) as folder, RolloutWriter(folder.rollouts) as store:
+        store.write(
+            [
+                {"step": step, "problem_id": "p", "group": 0, "completion": text, "gold": "7", "reward": float(text == "7")}
+                | {"correct": False, "reason": "no_answer"}
+                for step in (0, 1)
+                for text in ("7", "seven", "It is 7.")
+            ]
         )  # fmt: skip
     assert differences(folder.path, None)["rewards_changed"] == 0
 

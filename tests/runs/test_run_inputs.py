@@ -153,4 +153,33 @@ def test_a_reward_that_changes_during_a_run_is_reported_and_the_copy_counts(tmp_
     artifact = json.loads((tmp_path / "r" / "eval" / "grpo.json").read_text())
     assert "0.25" in json.dumps(artifact["metrics"]) and "0.75" not in json.dumps(artifact["metrics"])
     told = [line for line in said if "mine.py (rewards.1.name) has changed since this run began" in line]
-    assert len(told) == 1 and "files/mine.py" in told[0]
+    assert len(told) == 1 and "the run uses its copy" in told[0] and "files/mine.py" in told[0]
+
+
+def test_a_checker_that_changes_during_a_run_is_reported_as_what_the_run_reads(tmp_path: Path) -> None:
+    """Its copy was said to count, while the edited file did."""
+    mine, said = tmp_path / "mine.py", []
+    mine.write_text("def check(problem, answer):\n    return True\n")
+
+    class Editing(Quiet):
+        def say(self, text: str) -> None:
+            said.append(text)
+            if "grpo begins" in text:
+                mine.write_text("def check(problem, answer):\n    return False\n")
+
+    settings = [
+        "sft.enabled=false",
+        "grpo.max_steps=1",
+        "data.eval.limit=4",
+        f"output_dir={tmp_path}",
+        "run_name=r",
+    ]
+    run_recipe(
+        load_recipe("smoke-cpu", [*settings, f"data.train.checker={mine}:check"]).recipe, display=Editing()
+    )
+    (told,) = [
+        line for line in said if "mine.py (data.train.checker) has changed since this run began" in line
+    ]
+    copy = tmp_path / "r" / "files" / "mine.py"
+    assert "copy, " not in told and told.endswith(f"as it was: cp {copy} {mine}")
+    assert "return True" in copy.read_text()

@@ -215,3 +215,24 @@ def test_no_numeric_value(text: str) -> None:
 @pytest.mark.parametrize(("answer", "gold"), [("150", "15"), ("1.5", "15"), ("15.0004", "15"), ("15", "1.5")])
 def test_contained_or_nearly_equal_answers_are_wrong(answer: str, gold: str) -> None:
     assert not grade(answer, gold).correct
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("25 degrees Celsius", "25", True),
+        ("25 degrees Celsius", "25°C", True),
+        ("25^\\circ\\mathrm{C}", "25 degrees Celsius", True),
+        ("-4 degrees fahrenheit", "-4", True),
+        ("25 degrees Celsius", "26", False),
+        ("77 degrees Fahrenheit", "77°C", False),
+        ("\\text{(B) dog}", "B", True),
+        ("\\text{(C) dog}", "B", False),
+        ("\\text{(B) 12}", "12", True),
+        ("\\text{(B) 12}", "13", False),
+        ("b)", "B", True),
+        ("c)", "B", False),
+    ],
+)
+def test_scales_of_temperature_and_labels_within_text(answer: str, gold: str, right: bool) -> None:
+    assert grade(answer, gold).correct is right

@@ -107,9 +107,14 @@ def _from_sft(run: Path) -> str:
 
 
 def changed_since(run: Path) -> list[str]:
-    """Return a line for each of the user's files that has changed or is gone since the run began; the run uses its copy."""
+    """Return a line for each of the user's files that has changed or is gone since the run began; rewards are the run's copies."""
+    uses, reads = (
+        "the run uses its copy, {}",
+        "what reads it from here on reads another file; as it was: cp {} {}",
+    )
     return [
-        f"{entry['path']} ({key}) has changed since this run began; the run uses its copy, {run / entry['copy']}"
+        f"{entry['path']} ({key}) has changed since this run began; "
+        + (uses if key.startswith("rewards") else reads).format(run / entry["copy"], entry["path"])
         for key, entry in _read(run).items()
         if "copy" in entry
         and not (Path(entry["path"]).is_file() and hash_of(Path(entry["path"])) == entry["sha256"])

@@ -120,8 +120,8 @@ def lora_targets(model: Any, modules: str | list[str]) -> str | list[str]:
         return modules
     family = FAMILIES.get(model.config.model_type, LLAMA_LIKE)
     names = modules if isinstance(modules, list) else [n for part in modules.split("+") for n in family[part]]
-    own = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    targets = [n for n in names if n.rpartition(".")[2] in own]
+    own = [f".{name}" for name, _ in model.named_modules()]
+    targets = [n for n in names if any(name.endswith(f".{n}") for name in own)]  # as PEFT takes them
     if isinstance(modules, list) and (missing := [n for n in names if n not in targets]):
         known = {
             n.rpartition(".")[2]
@@ -129,12 +129,7 @@ def lora_targets(model: Any, modules: str | list[str]) -> str | list[str]:
             if getattr(getattr(m, "weight", None), "ndim", 0) == 2
         }
         what = f"model.lora.target_modules: the model ({model.config.model_type}) has no module"
-        check_known(
-            missing[0].rpartition(".")[2],
-            sorted(known),
-            f"{what} '{missing[0]}'",
-            "It has {}; all of them: all-linear",
-        )
+        check_known(missing[0], sorted(known), f"{what} '{missing[0]}'", "It has {}; all of them: all-linear")
     if not targets:
         raise ConfigError(
             f"model.lora.target_modules {names}: the model ({model.config.model_type}) has none of these modules; "

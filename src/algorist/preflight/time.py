@@ -36,7 +36,7 @@ from algorist.store.stages import STAGES
 from algorist.training.batch import Batch
 from algorist.training.grpo_setup import sampling_params
 from algorist.training.log_probs import LogProbs
-from algorist.training.training_arguments import grpo_steps, sft_steps
+from algorist.training.training_arguments import grpo_steps, sft_steps, steps_of_epoch
 from algorist.types import Problem
 from algorist_grader.system import waited
 
@@ -299,7 +299,7 @@ def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[st
             "demonstrations": demonstrations,
             "demonstrations_per_step": per_step,
             "steps": steps,
-            "passes": round(steps * per_step / demonstrations, 3),
+            "passes": round(steps / steps_of_epoch(sft, demonstrations), 3),
         }
     if grpo.enabled and train:
         per_step = grpo.batch_size * grpo.gradient_accumulation_steps

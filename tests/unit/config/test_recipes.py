@@ -372,3 +372,7 @@ def test_a_module_that_the_model_lacks_is_not_left_out_in_silence() -> None:
         match=r"target_modules: the model \(llama\) has no module 'vproj'.* Did you mean 'v_proj'",
     ):
         lora_targets(LlamaForCausalLM(config), ["q_proj", "vproj"])
+    within = ["layers.0.self_attn.q_proj", "mlp.up_proj"]
+    assert lora_targets(LlamaForCausalLM(config), within) == within
+    with pytest.raises(ConfigError, match=r"no module 'layers\.0\.q_proj'"):  # PEFT would have passed over it
+        lora_targets(LlamaForCausalLM(config), ["layers.0.q_proj", "v_proj"])

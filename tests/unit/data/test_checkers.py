@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from fractions import Fraction
@@ -26,7 +27,9 @@ from algorist.runs.begin import hold_folder
 from algorist.store.write import RolloutWriter, rows_of
 from algorist.types import Problem
 from algorist_grader import grade
+from algorist_grader.checkers import CHECKERS
 from algorist_grader.countdown import value_of
+from algorist_grader.registry import by_user
 from tests.conftest import Verb
 from tests.tiny import TOKENIZER
 
@@ -235,3 +238,16 @@ def test_a_checkers_file_may_hold_dataclasses_with_deferred_annotations(tmp_path
     )
     found = grade("7", "", problem={"question": "7", "checker": f"{tmp_path / 'mine.py'}:check"})
     assert found.correct and found.reason == "checked"
+
+
+def test_an_edited_checker_decides_from_then_on(tmp_path: Path) -> None:
+    """A notebook was graded by what the file said when it was first read."""
+    file, name = tmp_path / "mine.py", f"{tmp_path / 'mine.py'}:check"
+    for n, says in enumerate((True, False, True)):
+        file.write_text(f"def check(problem, answer):\n    return {says}\n")
+        os.utime(file, ns=(n, 10**18 + n))
+        assert grade("7", "7", problem={"checker": name}).correct is says
+    with by_user():
+        for says in (True, False):
+            CHECKERS.register("of_a_plugin")(lambda problem, answer, says=says: says)
+            assert grade("7", "7", problem={"checker": "of_a_plugin"}).correct is says

@@ -52,15 +52,17 @@ def checker(name: str, *, isolated: bool = False) -> Callable[[Check], Check]:
     return decorate
 
 
-@lru_cache(maxsize=64)
 def find_checker(name: str) -> Check | str:
     """Return a checker by its name or as ``file.py:function``.
 
     Raises:
         ConfigError: Unknown name, or no such file.
     """
-    if ".py:" not in name:
-        return CHECKERS.get(name)
+    return CHECKERS.get(name) if ".py:" not in name else _in_file(name)
+
+
+@lru_cache(maxsize=64)
+def _in_file(name: str) -> str:
     path, function = find_file(name, f"checker '{name}'", f", or one of {', '.join(CHECKERS.names())}")
     return f"{path}:{function}"
 
@@ -89,7 +91,9 @@ def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LI
     """Return a checker's verdict, or its error with the reason in words; raises as ``check`` does."""
     function = find_checker(name)
     if isinstance(function, str):
-        pool = pool_for(function, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512))
+        file = Path(function.rpartition(":")[0])
+        version = file.stat().st_mtime_ns if file.suffix == ".py" and file.is_file() else 0
+        pool = pool_for(function, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512), version)
         return pool.ask(answer, json.dumps(dict(problem), default=str))
     try:
         return Answer(_verdict(function(problem, answer)))

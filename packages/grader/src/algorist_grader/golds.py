@@ -31,7 +31,7 @@ _FORMS = tuple(
         rf"\((?P<letter>[A-J])\){_GAP}+(?P<value>\S.*)",
         rf"(?P<value>\S.*?){_GAP}*{_STYLE}\((?P<letter>[A-J])\)\s*\}}",
         rf"(?P<strict>(?P<letter>[A-J])[).:]){_GAP}+(?P<value>\S.*)",
-        r"\\text\s*\{(?P<letter>[A-J])[):]\s+(?P<value>[^{}]+)\}",
+        r"\\text\s*\{(?:\((?P<letter>[A-J])\)|(?P<bare>[A-J])[):])\s+(?P<value>[^{}]+)\}",
     )
 )
 _NO_VALUE = re.compile(

@@ -154,7 +154,7 @@ def _without_labels(answer: str, gold: str) -> tuple[str, str, bool | None]:
         return answer, chosen_gold.value, None if only is None else only[1] == chosen_gold.letter
     if chosen_answer and "\\" in answer and numeric_value(chosen_answer.value) is not None:
         return chosen_answer.value, gold, None
-    return answer[:-1] if re.fullmatch(r"[A-J]\)", answer) else answer, gold, None
+    return answer[:-1] if re.fullmatch(r"[A-Ja-j]\)", answer) else answer, gold, None
 
 
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,} +[A-Za-z]{2,}\b")

@@ -110,13 +110,13 @@ class Pool:
         self._idle, self._busy = [], set()
 
 
-_pools: dict[tuple[str, float, int], Pool] = {}
+_pools: dict[tuple[str, float, int, int], Pool] = {}
 _pools_lock = threading.Lock()
 
 
-def pool_for(matcher: str, timeout_s: float, memory_mb: int) -> Pool:
-    """Return the pool of this process for a matcher and its limits."""
-    key = (matcher, timeout_s, memory_mb)
+def pool_for(matcher: str, timeout_s: float, memory_mb: int, version: int = 0) -> Pool:
+    """Return the pool of this process for a matcher, its limits, and the version of its file (ns of its last change)."""
+    key = (matcher, timeout_s, memory_mb, version)
     with _pools_lock:
         if key not in _pools:
             keep = max(2, min(4, os.cpu_count() or 2))

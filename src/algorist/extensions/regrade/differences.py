@@ -39,37 +39,35 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
     moves: Counter[str] = Counter()
     changed: list[dict[str, Any]] = []
     total = before = after = verdicts = paid = 0
-    rows = (row for step in steps for row in query(run, "SELECT * FROM rollouts WHERE step = ?", [step]))
     with opened(run):
-        for row in rows:
-            text, gold, identity = row["completion"], row["gold"] or "", row["problem_id"]
-            problem = known.get(identity) or Problem(identity, row["question"] or "", gold)
-            parsed = form.read(text, row["prompt"] or "")
-            verdict = grade_completion(text, gold, parsed=parsed, matcher=name, problem=problem.columns())
-            tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
-            turns = tuple(Turn(**turn) for turn in row["turns"] or ())
-            rollout = Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict, turns=turns)
-            group = Group(problem, row["prompt"] or "", [], [rollout])
-            reward = rewards.pay([group])[0].rollouts[0].reward
-            total, before, after = total + 1, before + bool(row["correct"]), after + verdict.correct
-            other_verdict = (bool(row["correct"]), row["reason"]) != (verdict.correct, verdict.reason)
-            stored = row["reward"]
-            other_reward = reward != stored if None in (reward, stored) else abs(reward - stored) > 1e-6
-            verdicts, paid = verdicts + other_verdict, paid + other_reward
-            if other_verdict:
-                moves[f"{row['reason']} → {verdict.reason}"] += 1
-            if other_verdict or other_reward:
-                columns = {
-                    k: row[k] for k in ("step", "problem_id", "completion", "gold", "reason", "reward")
-                }
-                changed.append(
-                    {
-                        **columns,
-                        "new_reason": verdict.reason,
-                        "new_reward": reward,
-                        "extracted": verdict.extracted,
+        for step in steps:
+            rows = query(run, "SELECT * FROM rollouts WHERE step = ?", [step])
+            groups: dict[tuple[Any, ...], Group] = {}  # rewards may compare the completions of a group
+            rollouts = []
+            for row in rows:
+                identity = row["problem_id"]
+                problem = known.get(identity) or Problem(identity, row["question"] or "", row["gold"] or "")
+                key = row["stage"], row["group"], identity
+                group = groups.setdefault(key, Group(problem, row["prompt"] or "", [], []))
+                rollouts.append((len(group.rollouts), key))
+                group.rollouts.append(_rollout(row, problem, form, name))
+            paid_groups = dict(zip(groups, rewards.pay([*groups.values()]), strict=True))
+            for row, (place, key) in zip(rows, rollouts, strict=True):
+                rollout = paid_groups[key].rollouts[place]
+                verdict, reward, stored = rollout.grade, rollout.reward, row["reward"]
+                assert verdict is not None  # _rollout made it
+                total, before, after = total + 1, before + bool(row["correct"]), after + verdict.correct
+                other_verdict = (bool(row["correct"]), row["reason"]) != (verdict.correct, verdict.reason)
+                other_reward = reward != stored if None in (reward, stored) else abs(reward - stored) > 1e-6
+                verdicts, paid = verdicts + other_verdict, paid + other_reward
+                if other_verdict:
+                    moves[f"{row['reason']} → {verdict.reason}"] += 1
+                if other_verdict or other_reward:
+                    columns = {
+                        k: row[k] for k in ("step", "problem_id", "completion", "gold", "reason", "reward")
                     }
-                )
+                    now = {"new_reason": verdict.reason, "new_reward": reward, "extracted": verdict.extracted}
+                    changed.append({**columns, **now})
     return {
         "rollouts": total,
         "matcher": deciding_matcher(name),
@@ -80,3 +78,15 @@ def differences(run: Path, matcher: str | None) -> dict[str, Any]:
         "moves": dict(moves.most_common()),
         "changed": changed,
     }
+
+
+def _rollout(row: dict[str, Any], problem: Problem, form: Any, matcher: str) -> Rollout:
+    """Return a stored completion as it was sampled, graded again; its token ids are unknown, only their number is."""
+    text = row["completion"]
+    parsed = form.read(text, row["prompt"] or "")
+    verdict = grade_completion(
+        text, row["gold"] or "", parsed=parsed, matcher=matcher, problem=problem.columns()
+    )
+    tokens = row["sampled_tokens"] or row["completion_tokens"] or 0
+    turns = tuple(Turn(**turn) for turn in row["turns"] or ())
+    return Rollout([0] * tokens, text, None, bool(row["truncated"]), parsed, verdict, turns=turns)

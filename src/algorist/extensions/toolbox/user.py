@@ -20,7 +20,7 @@ from algorist_grader.user_code import find_file, functions_of, import_file, no_f
 
 
 @lru_cache(maxsize=64)
-def _child(path: Path, memory_mb: int, process: int) -> Child:
+def _child(path: Path, modified_ns: int, memory_mb: int, process: int) -> Child:
     worker = "algorist.extensions.toolbox.user:prepare"
     return Child(worker, [str(path)], memory_mb=memory_mb, without=secret_variables())
 
@@ -33,6 +33,7 @@ class UserTool:
     def __init__(self, target: str, limits: ToolLimits) -> None:
         self.limits, self.where, self.memory_mb = limits, f"tools: {target}", max(limits.memory_mb, 256)
         self.path, self.name = find_file(target, self.where)
+        self.modified_ns = self.path.stat().st_mtime_ns
         # Read, not run: the prompt is made before the file is imported.
         self.description = f"input of {self.name}"
         with suppress(SyntaxError, ValueError):  # named when the file is imported
@@ -41,12 +42,14 @@ class UserTool:
                     self.description = (ast.get_docstring(made) or self.description).partition("\n")[0]
 
     def check(self) -> None:
-        """Import the file.
+        """Import the file as it is now; its calls are answered by that until the next check.
 
         Raises:
             ConfigError: It cannot be imported, or has no such function.
         """
-        answer = _child(self.path, self.memory_mb, os.getpid()).start(START_S)
+        find_file(f"{self.path}:{self.name}", self.where)
+        self.modified_ns = self.path.stat().st_mtime_ns
+        answer = self._process().start(START_S)
         if answer.error:
             raise ConfigError(f"{self.where}: {self.path} cannot be imported: {answer.said}")
         if self.name not in answer.value:
@@ -55,10 +58,13 @@ class UserTool:
     def call(self, request: str, session: Any) -> Output:
         """Return what the function returns, as text."""
         text = json.dumps({"name": self.name, "request": request}).encode()
-        answer = _child(self.path, self.memory_mb, os.getpid()).ask(text, self.limits.seconds)
+        answer = self._process().ask(text, self.limits.seconds)
         if answer.error:
             return Output(answer.said, answer.kind)
         return Output(clipped(str(answer.value), self.limits.output_characters))
+
+    def _process(self) -> Child:
+        return _child(self.path, self.modified_ns, self.memory_mb, os.getpid())
 
 
 # From here on: in the other process.

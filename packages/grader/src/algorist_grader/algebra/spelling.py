@@ -224,6 +224,10 @@ _IN_WORDS: tuple[tuple[str, re.Pattern[str], Any], ...] = (
         re.compile(r"^all real numbers (?:x )?except (?:for )?(?:x *= *)?(?=[-\d\\])(.+)$"),
         r"\\mathbb{R}\\setminus\\{\1\\}",
     ),
+    *(
+        (scale[1:], re.compile(rf"(?<=\d) *(?:degrees?|°) *[{scale[0]}{scale[0].lower()}]{scale[1:]}$"), rf"^\\circ {scale[0]}")
+        for scale in ("Celsius", "Fahrenheit")
+    ),
     (" in ", re.compile(r"^(\d+) in (\d+)$"), r"\\frac{\1}{\2}"),
     (" out of ", re.compile(r"^(\d+) out of (\d+)$"), r"\\frac{\1}{\2}"),
     (".", re.compile(r"\b(sq|ft|hrs?|mins?|secs?|lbs?|oz|yds?)\.(?=\s|$)"), r"\1"),
