@@ -497,3 +497,62 @@ def test_arguments_of_trl_that_a_recipe_has_are_carried(read: Any) -> None:
     )
     assert (settings["grpo.top_entropy_share"], settings["grpo.vllm.mode"]) == (0.2, "colocate")
     assert "not in a recipe" not in left
+
+
+SEVERAL = """
+a = load_dataset("openai/gsm8k", "main", split="train")
+b = load_dataset("ChilleD/SVAMP", split="train")
+c = load_dataset("json", data_files="own.jsonl", split="train")
+{made}
+"""
+GRPO, SFT = (
+    f'{stage}Trainer("gpt2", {more}args={stage}Config(), train_dataset={{data}})'
+    for stage, more in (("GRPO", "reward_funcs=[correct], "), ("SFT", ""))
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "names", "left_out"),
+    [
+        (GRPO.format(data="a"), {"train": "gsm8k"}, 2),
+        ("train = b\n" + GRPO.format(data="train"), {"train": "svamp"}, 2),
+        (GRPO.format(data="c"), {"train": "local"}, 2),
+        (SFT.format(data="c") + "\n" + GRPO.format(data="a"), {"sft": "local", "train": "gsm8k"}, 1),
+        (GRPO.format(data="concatenate_datasets([a, b])"), {}, 2),
+        (GRPO.format(data="a if BIG else b"), {}, 2),
+    ],
+)
+def test_the_trainers_dataset_is_trained_on_whatever_else_is_loaded(
+    made: str, names: dict[str, str], left_out: int, read: Any
+) -> None:
+    """The last dataset that a script loaded was, and keys of two were put together."""
+    settings, left = read(SEVERAL.format(made=made))
+    assert {part: settings.get(f"data.{part}.name") for part in ("train", "sft", "eval")} == (
+        dict.fromkeys(("train", "sft", "eval")) | names
+    )
+    paths = [key for key in settings if key.startswith("data.") and key.endswith(".path")]
+    assert paths == [f"data.{part}.path" for part, name in names.items() if name == "local"]
+    assert left.count("load_dataset(") == left_out and ("set data.train" in left) is (not names)
+
+
+def test_revisions_and_later_changes_are_carried_or_named(read: Any) -> None:
+    loaded = 'model = AutoModelForCausalLM.from_pretrained("gpt2", revision="abc")\n'
+    rows = 'a = load_dataset("openai/gsm8k", "main", split="train", revision="v1")\n'
+    settings, left = read(
+        loaded + rows + GRPO.format(data="a").replace('"gpt2"', "model") + "\ntrainer.args.beta = 0.1"
+    )
+    assert settings["model.revision"] == "abc" and settings["grpo.beta"] == 0.0
+    assert "'v1': a dataset's revision" in left and "trainer.args.beta = 0.1: changes the trainer" in left
+
+
+def test_what_rewards_use_comes_along_however_it_is_defined(read: Any, tmp_path: Path) -> None:
+    """An annotated constant was missing, which only some completions came to."""
+    code = (
+        "PENALTY: float = 0.5\nSCALE = 2\nSCALE = SCALE * 2\ntry:\n    import absent_one\nexcept ImportError:\n    absent_one = None\n"
+        "if SCALE:\n    FLAG = 3\n"
+        "def correct(completions, answer, **kwargs):\n    return [-PENALTY * SCALE * FLAG * (absent_one is None)] * len(completions)\n"
+        "correct.__name__ = 'correct'\n"
+    )
+    read(code + 'a = load_dataset("openai/gsm8k", "main")\n' + GRPO.format(data="a"))
+    rewards = import_file(tmp_path / "own_rewards.py")
+    assert rewards.correct(completions=["7"], answer=["7"]) == [-6.0]

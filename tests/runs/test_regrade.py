@@ -78,7 +78,10 @@ def test_rewards_that_compare_completions_are_paid_as_they_were(tmp_path: Path) 
     )
     own = [f"rewards=['{tmp_path / 'mine.py'}:shortest']", f"output_dir={tmp_path}", "run_name=run"]
     recipe = load_recipe("smoke-cpu", own).recipe
-    with hold_folder(recipe, inputs_of(recipe), resume=False) as folder, RolloutWriter(folder.rollouts) as store:
+    with (
+        hold_folder(recipe, inputs_of(recipe), resume=False) as folder,
+        RolloutWriter(folder.rollouts) as store,
+    ):
         store.write(
             [
                 {"step": step, "problem_id": "p", "group": 0, "completion": text, "gold": "7", "reward": float(text == "7")}

@@ -136,9 +136,10 @@ def _source_of(script: Script, title: str, members: Iterable[str], file: str) ->
     from algorist.cli.trl_syntax import called
 
     text = script.path.read_text(encoding="utf-8")
-    defined: dict[str, ast.stmt] = {}
+    defined: dict[str, list[ast.stmt]] = {}
     for node in script.tree.body:
-        defined |= dict.fromkeys(_names(node), node)
+        for name in _names(node):
+            defined.setdefault(name, []).append(node)
     needed: dict[int, ast.stmt] = {}
     names, seen = list(members), set(dir(builtins))
     while names:
@@ -146,13 +147,13 @@ def _source_of(script: Script, title: str, members: Iterable[str], file: str) ->
         if name in seen or name not in defined:
             continue
         seen.add(name)
-        node = defined[name]
-        needed[node.lineno] = node
-        names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
-        if isinstance(node, ast.Assign) and any(
-            called(n) not in ("", "compile") for n in ast.walk(node) if isinstance(n, ast.Call)
-        ):
-            script.leave(node, f"runs whenever {file} is imported, once a process")
+        for node in defined[name]:  # SCALE = 2, and later SCALE = SCALE * 2
+            needed[node.lineno] = node
+            names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+            if not isinstance(node, DEFINITIONS) and any(
+                called(n) not in ("", "compile") for n in ast.walk(node) if isinstance(n, ast.Call)
+            ):
+                script.leave(node, f"runs whenever {file} is imported, once a process")
     parts = [ast.get_source_segment(text, node, padded=True) or "" for _, node in sorted(needed.items())]
     decorated = [  # ``get_source_segment`` leaves decorators out
         "".join(f"@{ast.unparse(d)}\n" for d in getattr(node, "decorator_list", ()))
@@ -162,15 +163,24 @@ def _source_of(script: Script, title: str, members: Iterable[str], file: str) ->
     return head + "\n\n".join(map("".join, zip(decorated, parts, strict=True))) + "\n"
 
 
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
 def _names(node: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement defines, below a condition or ``try`` too; none of what is for the main program alone."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-    elif isinstance(node, ast.Assign):
-        yield from _targets(node.targets)
-
-
-def _targets(targets: Iterable[ast.expr]) -> Iterator[str]:
-    for target in targets:
-        yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        inner = (n for target in targets for n in ast.walk(target))
+        yield from (n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    elif isinstance(node, ast.Try) or (isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test)):
+        for part in (
+            node.body,
+            node.orelse,
+            getattr(node, "finalbody", []),
+            *(h.body for h in getattr(node, "handlers", [])),
+        ):
+            yield from (name for statement in part for name in _names(statement))

@@ -18,8 +18,15 @@ FILES = ("json", "csv", "parquet")
 def take_data(script: Script) -> None:
     """Take the hub names of the datasets; what the script makes of their rows is its own."""
     ways = {"train": _way(script, "train_dataset", 3), "eval": _way(script, "eval_dataset", 4)}
+    if script.calls("SFTTrainer"):  # beside one of GRPO, with demonstrations of its own
+        sft = _way(script, "train_dataset", 3, "SFTTrainer")
+        ways |= {"sft": sft} if sft[0][:1] != ways["train"][0][:1] else {}
+    of_role = {role: way[0] for role, (way, _) in ways.items() if way}
+    begun: dict[str, ast.Call] = {}
     for call in script.calls("load_dataset"):
         words = {w.arg: w.value for w in call.keywords}
+        if "revision" in words:
+            script.leave(words["revision"], "a dataset's revision is not in a recipe")
         try:
             name, *more = [
                 script.value(node) for node in (*call.args, *[words[k] for k in ("name",) if k in words])
@@ -32,7 +39,19 @@ def take_data(script: Script) -> None:
         parts = [("eval" if text.startswith(("test", "val")) else "train", text) for text in texts]
         if isinstance(splits, str):
             parts = [(role, of or splits) for role, (way, of) in ways.items() if way[:1] == [call]] or parts
+        if not any(of_role.get(section, call) is call for section, _ in parts):
+            script.leave(call, f"the trainer has another dataset (line {of_role[parts[0][0]].lineno})")
         for section, text in parts:
+            if of_role.get(section, call) is not call:
+                continue
+            if begun.setdefault(section, call) is not call:
+                keys = [key for key in script.settings if key.startswith(f"data.{section}.")]
+                for key in keys:
+                    del script.settings[key]
+                script.leave(
+                    call, f"one of several datasets, joined or chosen by the script: set data.{section}"
+                )
+                continue
             split, _, part = text.partition("[")
             ours = DATASETS.get(name, "local")
             values = {"name": ours, "split": split} | ({"hub": name} if ours == "local" else {})
@@ -60,15 +79,15 @@ def take_data(script: Script) -> None:
         script.left += [] if held_out else [f"the script holds no problems out: {hint}"]
 
 
-def _given(script: Script, name: str, place: int) -> list[ast.expr]:
-    """Return the values of the trainers' argument, by its name or place."""
-    trainers = script.calls("GRPOTrainer", "SFTTrainer")
+def _given(script: Script, name: str, place: int, *kinds: str) -> list[ast.expr]:
+    """Return the values of an argument of the trainers, by its name or place: those of GRPO, else of SFT."""
+    trainers = script.calls(*kinds) if kinds else script.calls("GRPOTrainer") or script.calls("SFTTrainer")
     return words(trainers, name) + [call.args[place] for call in trainers if len(call.args) > place]
 
 
-def _way(script: Script, name: str, place: int) -> tuple[list[ast.Call], str | None]:
+def _way(script: Script, name: str, place: int, *kinds: str) -> tuple[list[ast.Call], str | None]:
     """Return the calls that make a dataset, ``load_dataset`` first, and the split taken; no calls where not all of them are told."""
-    node: ast.expr | None = next(iter(_given(script, name, place)), None)
+    node: ast.expr | None = next(iter(_given(script, name, place, *kinds)), None)
     calls: list[ast.Call] = []
     split, line = None, 1e9
     while node is not None and called(node) != "load_dataset":

@@ -126,6 +126,8 @@ def _set_later(script: Script) -> None:
     changes = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Assign, ast.AugAssign))]
     for node in sorted(changes, key=lambda change: change.lineno):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Attribute) and getattr(target.value, "attr", "") == "args":
+                script.leave(node, "changes the trainer once it is made, which may have no effect")
             if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
                 continue
             name = target.value.id
@@ -247,6 +249,12 @@ def _model(script: Script) -> None:
         script.settings["model.name"] = name
     else:
         script.left.append("the model's name is known only when the script runs: set model.name")
+    revisions = {ast.unparse(node): node for node in words(loads, "revision")}
+    for node in revisions.values():
+        try:
+            script.settings["model.revision"] = script.value(node)
+        except ValueError:
+            script.leave(node, "known only when the script runs: set model.revision")
     _adapter(script, str(name))
     command_line = script.calls("ModelConfig") if script.calls("get_quantization_config") else []
     for call in [*loads, *script.calls("BitsAndBytesConfig"), *command_line]:

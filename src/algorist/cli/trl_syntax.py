@@ -41,13 +41,18 @@ class Script:
     def assigned(self, before: float = float("inf")) -> dict[str, ast.expr]:
         """Return name → the last value that it is given anywhere in the script, or before a line."""
         values: dict[str, ast.expr] = {}
-        assigns = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]
+        assigns: list[tuple[list[ast.expr], ast.expr]] = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign):
+                assigns.append((node.targets, node.value))
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                assigns.append(([node.target], node.value))
         if before < float("inf"):
-            assigns = sorted((n for n in assigns if n.value.lineno < before), key=lambda n: n.value.lineno)
-        for node in assigns:
-            for target in node.targets:
+            assigns = sorted((a for a in assigns if a[1].lineno < before), key=lambda a: a[1].lineno)
+        for targets, value in assigns:
+            for target in targets:
                 names = target.elts if isinstance(target, ast.Tuple) else [target]
-                values |= {name.id: node.value for name in names if isinstance(name, ast.Name)}
+                values |= {name.id: value for name in names if isinstance(name, ast.Name)}
         return values
 
     def gives(self, made: ast.expr) -> bool:
