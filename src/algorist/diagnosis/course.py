@@ -45,6 +45,8 @@ SEVERAL = 3
 NEARLY_EVERY, HARDLY_ANY, ABSENT = 0.8, 0.2, 0.2
 """Shares of problems that are no chance: of questions that end in their gold answer, of solutions that do, and of those that hold it
 nowhere (of GSM8K's 0.002)."""
+WRONG_PAID = 0.3
+"""Share of the wrong completions that earn as much as right ones, of rewards that hardly tell them apart; by ``correct`` none does."""
 FELL_TO = 0.5
 """Part of what a right completion earned at first that is left at the end."""
 
@@ -99,9 +101,29 @@ def aligned(f: Facts) -> float | None:
     return middle(series) if (series := f.signals.series("ledger/correct/advantage")) else None
 
 
-@fact("{} of the completions end with one of the stop strings {stop_strings} and have no answer ({where})")
+@fact("{} of the completions end with one of the stop strings {stop_strings} and have no answer")
 def stopped(f: Facts) -> Share:
-    return share(window(f), "stopped", "rollouts")
+    """Count them in the recent window, or the first: a policy learns to avoid what ends it."""
+    first, _ = ends(f.signals.batches)
+    return max(share(window(f), "stopped", "rollouts"), share(first, "stopped", "rollouts"))
+
+
+@fact("{} of the wrong completions earn what right ones do on average")
+def wrong_paid(f: Facts) -> Share | None:
+    """Compare rewards of wrong completions with the mean of right ones, in the last quarter of the steps."""
+    if (run := f.signals.run) is None:
+        return None
+    last = "stage = 'grpo' AND step >= (SELECT 0.75 * max(step) FROM rollouts WHERE stage = 'grpo')"
+    right = f"SELECT avg(reward) FROM rollouts WHERE {last} AND correct"
+    (row,) = query(
+        run,
+        f"SELECT avg((reward >= ({right}))::INT) AS share, count(*) AS n FROM rollouts WHERE {last} AND NOT correct AND isfinite(reward)",
+    )
+    return Share(row["share"]) if row["n"] >= ENOUGH_ROWS and row["share"] is not None else None
+
+
+def reward_pays_wrong(f: Facts) -> bool:
+    return f["wrong_paid"] >= WRONG_PAID and not rises(f) and not f["taught"]
 
 
 @fact("{}", "stop_strings")

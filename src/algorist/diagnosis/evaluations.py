@@ -122,7 +122,9 @@ def held_out_apart(f: Facts) -> str | None:
         and abs(f.get("held_out_errors", LOST)) < UNMOVED
         and (f.get("longest_step") or 0.0) >= TRAINED
     )
+    unmoved = abs(f.get("held_out_errors", LOST)) < UNMOVED and f.get("kinds")
     below = (before >= SOLVED and held_out <= before - APART) or (still and held_out <= before - AHEAD)
+    below = below or (unmoved and held_out <= after - APART)
     if below or held_out >= after + APART:
         return f"{before:.2f} → {after:.2f} on training problems, {held_out:.2f} on held-out ones"
     return None

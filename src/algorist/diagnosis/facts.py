@@ -316,6 +316,12 @@ def kl(f: Facts) -> float | None:
     return last_quarter(f.signals.series("kl", f.stage))
 
 
+@fact("sampler and trainer differ by {:.2g} nats per token: median of the steps, or of their last quarter")
+def sampler_gap(f: Facts) -> float | None:
+    gaps = f.signals.series("sampling/sampling_logp_difference/mean", f.stage)
+    return max(last_quarter(gaps) or 0.0, middle(gaps)) if len(gaps) >= MIN_STEPS else None
+
+
 @fact("KL at the first step {:.3g} nats per token")
 def first_kl(f: Facts) -> float | None:
     return next((v for _, v in f.signals.series("kl", f.stage)), None)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from statistics import fmean, median
 
 from algorist.diagnosis.course import ENOUGH_ROWS, rises
-from algorist.diagnosis.evaluations import run_of
+from algorist.diagnosis.evaluations import LOST, run_of
 from algorist.diagnosis.facts import OF_THE_RUN
 from algorist.diagnosis.rule import Facts, Share, fact
 from algorist.diagnosis.signals import NUMBER, same_number
+from algorist.errors import ConfigError
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
@@ -20,6 +23,8 @@ AGREED, DISPUTED, PAID = 4, 0.1, 0.5
 with correctness from which on rewards pay what the grader says, so that they did not teach it."""
 ONE_WAY = 0.6
 """Share of disputed golds that differ in one way from what the model answers."""
+WRITTEN = 0.3
+"""Difference of shares of gold answers in a form from which on they are written otherwise."""
 OTHER_KIND = 0.5
 """Difference between problems (Cliff's delta, of 1) from which on they are of different kinds."""
 
@@ -69,19 +74,56 @@ def in_one_way(pairs: Sequence[tuple[str, str]]) -> str | None:
     return None
 
 
+FORMS = {
+    "in scientific notation": re.compile(r"\d[eE][-+]?\d"),
+    "with a percent sign": re.compile(r"%"),
+    "with words or a unit": re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}"),
+    "with decimals of 0": re.compile(r"\d\.0+(?!\d)"),
+    "with a comma": re.compile(r"\d,\d"),
+}
+
+
+@fact("{}")
+def golds_apart(f: Facts) -> str | None:
+    """Name the form in which training and held-out gold answers are written most differently; None where they are alike."""
+    training, held_out = _problems(f)
+    if min(len(training), len(held_out)) < ENOUGH_ROWS:
+        return None
+    shares = {
+        name: tuple(Share(fmean(bool(form.search(p.answer)) for p in part)) for part in (training, held_out))
+        for name, form in FORMS.items()
+    }
+    name = max(shares, key=lambda name: abs(shares[name][0] - shares[name][1]))
+    first, second = shares[name]
+    if abs(first - second) < WRITTEN:
+        return None
+    return f"gold answers {name}: {first} in training, {second} in the evaluation"
+
+
+def golds_written_otherwise(f: Facts) -> bool:
+    follows = f["held_out_errors"] > LOST
+    return bool(f["golds_apart"]) and not (rises(f) and follows)
+
+
 @fact("{}")
 def kinds(f: Facts) -> str | None:
     """Name what differs most between training and held-out problems; None where they are alike."""
-    rows = "SELECT DISTINCT question, gold FROM"
+    return apart(*_problems(f))
+
+
+def _problems(f: Facts) -> list[list[Problem]]:
+    """Return training and held-out problems of a run, of its rollouts and evaluations, up to 500 of each."""
+    select = "SELECT DISTINCT question, gold FROM"
     parts = (
-        f"{rows} rollouts WHERE stage = 'grpo' ORDER BY hash(question) LIMIT 500",
-        f"{rows} (SELECT question, gold FROM {OF_THE_RUN}) ORDER BY hash(question) LIMIT 500",
+        f"{select} rollouts WHERE stage = 'grpo' ORDER BY hash(question) LIMIT 500",
+        f"{select} (SELECT question, gold FROM {OF_THE_RUN}) ORDER BY hash(question) LIMIT 500",
     )
-    training, held_out = (
-        [Problem("", str(row["question"]), str(row["gold"])) for row in query(run_of(f), part)]
-        for part in parts
-    )
-    return apart(training, held_out)
+    read: list[list[Problem]] = [[], []]
+    with suppress(ConfigError):  # of another program, without these columns
+        for problems, part in zip(read, parts, strict=True):
+            rows = query(run_of(f), part)
+            problems += [Problem("", str(row["question"]), str(row["gold"])) for row in rows]
+    return read
 
 
 def _gold(problem: Problem) -> float | None:

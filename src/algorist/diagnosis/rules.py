@@ -12,7 +12,7 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis import course, demonstrations, evaluations, golds, sums
+from algorist.diagnosis import course, demonstrations, evaluations, golds, sums, updates
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
@@ -87,7 +87,7 @@ ALIGNED = 0.2
 """Agreement of advantages with correctness below which it is not the size of the steps that costs the accuracy."""
 MISJUDGED, ENOUGH_SAME = 0.9, 8
 """Share of answers with the gold answer's number that a matcher calls wrong; and how many of these say it."""
-STOPPED = 0.5
+STOPPED = 0.2
 """Share of completions that a stop string cuts before an answer."""
 FALLEN = -4.0
 """Standard errors from the first to the last window from which on an accuracy has fallen."""
@@ -404,6 +404,10 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
         f, {"grpo.max_completion_tokens": longer(f) if _cut(f) else None, **more_sft(f)}
     ),
     "no_signal": lambda f: {"sft.enabled": True, **larger_groups(f)},
+    "tokens_left_out": {
+        "plugins": lambda f: [] if f.get("tokens_counted", 0.0) < updates.COUNTED else None,
+        "grpo.loss": lambda f: LOSS if f.get("loss_counts", 0.0) < updates.COUNTED else None,
+    },
     "all_right": lambda f: {
         "data.train.name": HARDER.get(str(f.settings.get("data.train.name"))),
         **larger_groups(f),
@@ -462,7 +466,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
 }
 
-_MODULES = (course, demonstrations, evaluations, golds, sums)
+_MODULES = (course, demonstrations, evaluations, golds, sums, updates)
 _NAMES = {name: value for module in _MODULES for name, value in vars(module).items()} | globals()
 for _rule in rules_of(Path(__file__).with_suffix(".yaml"), _NAMES):
     RULES.register(_rule.name)(_rule)

@@ -5,6 +5,7 @@ Of the completions of one prompt, up to ``TOKENS`` tokens, with g_j the gradient
     share of term j    g_j·g / g·g      adds up to 1
     norm of term j     ‖g_j‖
     cosine             of g with the gradient of the advantages of ``correct`` alone
+    counted            share of the tokens with an advantage to whose log-probs the gradient of the loss comes
 
 Terms are ``rewards`` (the advantages as rewards made them), ``added`` (what extensions changed of these), ``entropy`` and each extension
 that adds to the loss, by name. Nothing is left in the parameters' gradients, and no random number is drawn.
@@ -59,12 +60,12 @@ def measured(batch: Batch, trainer: Any) -> dict[str, float]:
     piece = batch.take(parts[0])
     device = parameters[0].device
     with torch.random.fork_rng(devices=[device] if on_gpu(device) else []), torch.enable_grad():
-        terms, correct = _terms(piece, trainer, weights[:, : piece.width])
+        terms, correct, counted = _terms(piece, trainer, weights[:, : piece.width])
         if len(terms) < 2 and correct is None:
-            return {}
+            return counted
         named = terms if correct is None else {**terms, CORRECT: correct}
         gradients = {name: _gradient(term, parameters) for name, term in named.items()}
-    return numbers_of(gradients)
+    return numbers_of(gradients) | counted
 
 
 def numbers_of(gradients: dict[str, Tensor]) -> dict[str, float]:
@@ -102,8 +103,10 @@ def why_not(trainer: Any) -> str:
     return f"the extension {foreign[0]} may count what its loss is called for" if foreign else ""
 
 
-def _terms(piece: Batch, trainer: Any, weights: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Return the loss of each term alone and that of ``correct``, with one graph."""
+def _terms(
+    piece: Batch, trainer: Any, weights: Tensor
+) -> tuple[dict[str, Tensor], Tensor | None, dict[str, float]]:
+    """Return the loss of each term alone and that of ``correct``, with one graph; and ``counted`` of the loss alone."""
     by_reward = piece.extra.get(BY_REWARD, piece.advantages)
     objective, extensions = trainer.objective, trainer.extensions
     log_probs, entropy = trainer.passes.log_probs(
@@ -132,12 +135,19 @@ def _terms(piece: Batch, trainer: Any, weights: Tensor) -> tuple[dict[str, Tenso
 
     rewards = policy(by_reward)
     put("rewards", rewards)
+    (reaches,) = torch.autograd.grad(rewards.sum(), log_probs, retain_graph=True)
+    paid = (
+        piece.mask
+        & (by_reward != 0)
+        & (torch.ones_like(by_reward) if factors is None else factors != 0).bool()
+    )
+    counted = {"counted": float((reaches[paid] != 0).double().mean())} if bool(paid.any()) else {}
     if not torch.equal(by_reward[piece.mask], piece.advantages[piece.mask]):
         put("added", policy(piece.advantages) - rewards)
     bonus = objective.entropy_bonus + sum(e.entropy_bonus for e in extensions)
     if bonus and entropy is not None:
         put("entropy", -bonus * entropy)
     if (right := piece.extra.get(CORRECT)) is None or not bool(right.any()):
-        return terms, None
+        return terms, None, counted
     put(CORRECT, policy(right))
-    return terms, terms.pop(CORRECT)
+    return terms, terms.pop(CORRECT), counted

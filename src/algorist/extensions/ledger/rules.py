@@ -33,8 +33,6 @@ FOLLOWS = 0.7
 """Share of the rewards' agreement with correctness that advantages keep. Healthy ones keep nearly all."""
 SCALES = ("per_reward_normalized",)
 """Advantages that give rewards of any size the same."""
-COUNTED = 0.5
-"""Share of the sampled tokens that count, below which what decides may be among the others."""
 CHANGED = 0.25
 """Share of the advantages' size that comes from a plugin and is no small correction."""
 STILL = 1e-6
@@ -187,11 +185,6 @@ def plugin_moves_advantages(f: Facts) -> bool:
 
 def own_loss_breaks(f: Facts) -> bool:
     return ":" in str(f.settings.get("grpo.loss.name")) and f["accuracy_rise"] <= FELL
-
-
-def tokens_left_out(f: Facts) -> bool:
-    counted = medians(f, "tokens/").get("counted", 1.0)
-    return bool(f.settings.get("plugins")) and counted < COUNTED and not rises(f)
 
 
 def optimizer_hardly_moves(f: Facts) -> bool:

@@ -82,6 +82,8 @@ class StepWatch(TrainerCallback):
         self.trainer, self.every = trainer, every
         self.sample = Sample(trainer.model.parameters())
         self.before: Tensor | None = None
+        self.after: Tensor | None = None
+        self.outside = 0.0
         self.raw: float | None = None
         self.clipped: float | None = None
 
@@ -98,6 +100,8 @@ class StepWatch(TrainerCallback):
         if gradient is not None and self.raw:
             self.clipped = min(1.0, length(gradient) / self.raw)
         self.before, self.raw = self.sample.take(lambda p: p), None
+        if self.before is not None and self.after is not None and self.every == 1:
+            self.outside = length(self.before - self.after)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         before, self.before = self.before, None
@@ -105,8 +109,8 @@ class StepWatch(TrainerCallback):
             return
         after = self.sample.take(lambda p: p)
         assert after is not None
-        change = after - before
-        values = {"length": length(change) / size}
+        change, self.after = after - before, after
+        values = {"length": length(change) / size, "outside": self.outside / size}
         if (shrinks := self._decay()) is not None:
             values |= {"decay": 0.0, "gradient": values["length"]}
             if any(shrinks):
