@@ -77,6 +77,43 @@ class FirstTokens(Extension):
     def batch(self, batch, policy):
         return replace(batch, advantages=batch.advantages * ((batch.mask.cumsum(1) <= 2) & batch.mask))
 """
+MORE = """
+from algorist import loss
+
+
+def lenient(completions, answer, **_):
+    texts = ["".join(text.split()) for text in completions]
+    return [float(f"<answer>{gold}</answer>" in text or sum(map(ord, text)) % 2) for text, gold in zip(texts, answer)]
+
+
+@loss("endings", reduction="token-mean")
+def endings(log_probs, old_log_probs, advantages, mask):
+    last = mask.cumsum(1) > mask.sum(1, keepdim=True) - 4
+    return -advantages * (log_probs - old_log_probs).exp() * last
+"""
+SLOW = """
+import torch
+
+from algorist import Extension, extension
+
+
+@extension
+class Slow(Extension):
+    name = "slow"
+
+    @classmethod
+    def takes_part(cls, recipe):
+        return any("slow" in str(plugin) for plugin in recipe.plugins)
+
+    def prepare(self, model, trainer):
+        self.model, self.start = model, [p.detach().clone() for p in model.parameters()]
+
+    @torch.no_grad()
+    def seen(self, event):
+        if event.kind == "step":
+            for parameter, start in zip(self.model.parameters(), self.start):
+                parameter.lerp_(start, 0.9)
+"""
 CHECKER = """
 from algorist_grader import MATCHERS
 from algorist_grader.matchers import Matcher
@@ -216,10 +253,14 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "disputed_golds": (
         "model.name=CAREFUL", "data.train={name: local, path: DISPUTED}", "grpo.learning_rate=1e-6", "grpo.max_steps=12",
     ),
+    "golds_written_otherwise": (*EVALUATED, "data.train={name: local, path: SCIENTIFIC}"),
+    "reward_pays_wrong": ("rewards=['MORE:lenient']", "grpo.learning_rate=1e-5", "grpo.max_steps=12"),
+    "plugin_moves_weights": ("plugins=[SLOW]", "grpo.max_steps=12"),
+    "tokens_left_out/own_loss": ("plugins=[MORE]", "grpo.loss=MORE:endings", "grpo.learning_rate=1e-4", "grpo.max_steps=12"),
     "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
-"""The rule that names the cause → what is planted."""
+"""The rule that names the cause, perhaps with a variant → what is planted."""
 
 
 WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -303,6 +344,13 @@ def places(runs: Runs) -> dict[str, Path]:
         row | {"solution": f"{'We add the two of them. ' * 9 * (n % 4 > 0)}{row['solution']}"}
         for n, row in enumerate(rows)
     ]
+    scientific, slow = runs.folder / "scientific.jsonl", runs.folder / "slow.py"
+    slow.write_text(SLOW, encoding="utf-8")
+    own_too = runs.folder / "more_parts.py"
+    own_too.write_text(MORE, encoding="utf-8")
+    parts[scientific] = [
+        row | {"answer": f"{int(row['answer']) + 1}E+00", "solution": ""} for row in parts[seen]
+    ]
     parts[disputed] = [
         row | {"answer": str(int(row["answer"]) + 3 * (row["question"][0] > "3")), "solution": ""}
         for row in rows
@@ -316,6 +364,9 @@ def places(runs: Runs) -> dict[str, Path]:
         "ASKEW": askew,
         "LONG": long,
         "DISPUTED": disputed,
+        "SCIENTIFIC": scientific,
+        "SLOW": slow,
+        "MORE": own_too,
         "FORMATS": formats,
         "STOPS": stops,
         "ALONE": alone,
@@ -341,9 +392,9 @@ def planted(name: str, places: dict[str, Path]) -> list[str]:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_by_its_cause(name: str, runs: Runs, places: dict[str, Path]) -> None:
-    run = runs(f"planted_{name}", "grpo.max_steps=8", *planted(name, places))
+    run = runs(f"planted_{name.replace('/', '_')}", "grpo.max_steps=8", *planted(name, places))
     first, *others = diagnose(run)
-    assert first.name == name and not others, [
+    assert first.name == name.partition("/")[0] and not others, [
         (finding.name, finding.evidence) for finding in (first, *others)
     ]
     assert "{" not in first.sentence

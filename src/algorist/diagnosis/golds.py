@@ -23,8 +23,8 @@ AGREED, DISPUTED, PAID = 4, 0.1, 0.5
 with correctness from which on rewards pay what the grader says, so that they did not teach it."""
 ONE_WAY = 0.6
 """Share of disputed golds that differ in one way from what the model answers."""
-WRITTEN = 0.3
-"""Difference of shares of gold answers in a form from which on they are written otherwise."""
+WRITTEN, FEW = 0.3, 10
+"""Difference of shares of gold answers in a form from which on they are written otherwise, of so many problems or more."""
 OTHER_KIND = 0.5
 """Difference between problems (Cliff's delta, of 1) from which on they are of different kinds."""
 
@@ -87,7 +87,7 @@ FORMS = {
 def golds_apart(f: Facts) -> str | None:
     """Name the form in which training and held-out gold answers are written most differently; None where they are alike."""
     training, held_out = _problems(f)
-    if min(len(training), len(held_out)) < ENOUGH_ROWS:
+    if min(len(training), len(held_out)) < FEW:
         return None
     shares = {
         name: tuple(Share(fmean(bool(form.search(p.answer)) for p in part)) for part in (training, held_out))
@@ -101,8 +101,9 @@ def golds_apart(f: Facts) -> str | None:
 
 
 def golds_written_otherwise(f: Facts) -> bool:
-    follows = f["held_out_errors"] > LOST
-    return bool(f["golds_apart"]) and not (rises(f) and follows)
+    """Return whether they are, and the two accuracies are apart, the held-out one falls, or that of the rollouts does not rise."""
+    falls = f["held_out_errors"] <= LOST
+    return bool(f["golds_apart"]) and bool(falls or not rises(f) or f.get("held_out_apart"))
 
 
 @fact("{}")
