@@ -47,6 +47,8 @@ NEARLY_EVERY, HARDLY_ANY, ABSENT = 0.8, 0.2, 0.2
 nowhere (of GSM8K's 0.002)."""
 WRONG_PAID = 0.3
 """Share of the wrong completions that earn as much as right ones, of rewards that hardly tell them apart; by ``correct`` none does."""
+SAME = 1e-6
+"""Difference of rewards that are one value."""
 FELL_TO = 0.5
 """Part of what a right completion earned at first that is left at the end."""
 
@@ -110,16 +112,17 @@ def stopped(f: Facts) -> Share:
 
 @fact("{} of the wrong completions earn what right ones do on average")
 def wrong_paid(f: Facts) -> Share | None:
-    """Compare rewards of wrong completions with the mean of right ones, in the last quarter of the steps."""
+    """Compare rewards of wrong completions with the mean of right ones, in the last quarter of the steps; None where all are paid alike."""
     if (run := f.signals.run) is None:
         return None
-    last = "stage = 'grpo' AND step >= (SELECT 0.75 * max(step) FROM rollouts WHERE stage = 'grpo')"
-    right = f"SELECT avg(reward) FROM rollouts WHERE {last} AND correct"
-    (row,) = query(
-        run,
-        f"SELECT avg((reward >= ({right}))::INT) AS share, count(*) AS n FROM rollouts WHERE {last} AND NOT correct AND isfinite(reward)",
+    last = "stage = 'grpo' AND step >= (SELECT 0.75 * max(step) FROM rollouts WHERE stage = 'grpo') AND isfinite(reward)"
+    columns = (
+        f"SELECT correct, reward, avg(reward) FILTER (correct) OVER () AS usual FROM rollouts WHERE {last}"
     )
-    return Share(row["share"]) if row["n"] >= ENOUGH_ROWS and row["share"] is not None else None
+    counts = "avg((reward >= usual)::INT) FILTER (NOT correct) AS share, count(*) FILTER (NOT correct) AS n"
+    (row,) = query(run, f"SELECT {counts}, max(reward) - min(reward) AS spread FROM ({columns})")
+    known = row["n"] >= ENOUGH_ROWS and row["share"] is not None and row["spread"] > SAME
+    return Share(row["share"]) if known else None
 
 
 def reward_pays_wrong(f: Facts) -> bool:

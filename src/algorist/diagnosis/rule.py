@@ -318,7 +318,7 @@ def apply(rules: Sequence[Rule], *views: Facts) -> list[Finding]:
         looks = filter(None, (each.look(of[stage]) for stage in each.stages if stage in of))
         if hit := list(looks) if each.every_stage else list(islice(looks, 1)):
             hits[each.name] = hit
-    explains = {each.name: each.explains for each in rules}
+    explains = {each.name: {*each.explains} - {each.name} for each in rules}
     roots = hits.keys() - {name for hit in hits for name in explains[hit]}
     follow: set[str] = set()
     news = roots
