@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from safetensors.torch import load_file
 from algorist.config import load_recipe
 from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
-from algorist.prompts import get_format
+from algorist.prompts import FORMATS, PromptFormat, Tags, get_format
+from algorist.prompts.attached import KEY, Asked, attached
 from algorist.rewards import build_rewards
+from algorist.runs.asking import how_to_ask
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
@@ -252,6 +255,31 @@ def test_a_recipe_has_what_its_own_plugin_registers_whichever_was_loaded_before(
         recipe = recipe_of(tmp_path, recipes[name], "rewards=[of_the_file]")
         paid.append(build_rewards(recipe.rewards, get_format("reasoning_answer")).explain("7", "7").total)
     assert paid == [0.25, 0.75, 0.25, 0.25, 0.75]
+
+
+def test_a_model_whose_format_is_code_that_is_not_loaded_is_asked_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was said to be asked as in its training."""
+
+    class Own(PromptFormat):
+        def render(self, question: str) -> str:
+            return f"Q: {question}"
+
+    def read_back(form: PromptFormat) -> Asked:
+        tokenizer = SimpleNamespace(init_kwargs={KEY: json.loads(json.dumps(Asked(form, 9).recorded()))})
+        kept = attached(tokenizer)
+        assert kept is not None
+        return how_to_ask(None, None, kept)
+
+    form = Own(name="own_class", tags=Tags("<r>", "</r>", "<a>", "</a>"))
+    assert type(read_back(form).prompt_format) is PromptFormat
+    assert "'own_class' is a user's class (Own) that is not loaded" in caplog.text
+    caplog.clear()
+    read_back(get_format("reasoning_answer"))
+    read_back(PromptFormat(name="own_tags", tags=form.tags))  # which its record holds whole
+    monkeypatch.setitem(FORMATS._entries, "own_class", form)
+    assert type(read_back(form).prompt_format) is Own and not caplog.text
 
 
 DOORS = """

@@ -36,7 +36,7 @@ from algorist.store.stages import STAGES
 from algorist.training.batch import Batch
 from algorist.training.grpo_setup import sampling_params
 from algorist.training.log_probs import LogProbs
-from algorist.training.training_arguments import grpo_steps, sft_steps, steps_of_epoch
+from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Problem
 from algorist_grader.system import waited
 
@@ -295,11 +295,12 @@ def batch_arithmetic(recipe: Recipe, train: int, demonstrations: int) -> dict[st
     if sft.enabled and demonstrations:
         per_step = sft.batch_size * sft.gradient_accumulation_steps
         steps = sft_steps(sft, demonstrations)
+        once = sft_steps(sft.model_copy(update={"max_steps": None, "epochs": 1}), demonstrations)
         numbers["sft"] = {
             "demonstrations": demonstrations,
             "demonstrations_per_step": per_step,
             "steps": steps,
-            "passes": round(steps / steps_of_epoch(sft, demonstrations), 3),
+            "passes": round(steps / once, 3),
         }
     if grpo.enabled and train:
         per_step = grpo.batch_size * grpo.gradient_accumulation_steps

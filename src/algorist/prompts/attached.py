@@ -110,17 +110,19 @@ _RECIPE_KEYS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompt settings of a model: the prompt format with its wording, and the end of a completion."""
+    """Prompt settings of a model: the format with its wording, the end of a completion, and the user's class that the format was."""
 
     prompt_format: PromptFormat
     max_completion_tokens: int
     stop_strings: tuple[str, ...] = ()
+    code: str = ""
 
     def recorded(self) -> dict[str, Any]:
         """Return it as plain data, which ``attached`` reads."""
         form = self.prompt_format
         return {
             "prompt_format": form.name,
+            **({} if type(form).__module__.startswith("algorist.") else {"code": type(form).__name__}),
             "tags": asdict(form.tags),
             **{name: getattr(form, name) for name in _WORDING},
             **({"template_kwargs": dict(form.template_kwargs)} if form.template_kwargs else {}),
@@ -202,4 +204,5 @@ def _read(stored: Mapping[str, Any]) -> Asked:
         raise ValueError(f"max_completion_tokens is {limit!r}")
     turns = stored.get("turns")
     source = turn_source(turns, trusted=False) if turns is not None else None
-    return Asked(replace(form, tags=tags, turns=source, **wording, **template), limit, tuple(stops))
+    form = replace(form, tags=tags, turns=source, **wording, **template)
+    return Asked(form, limit, tuple(stops), str(stored.get("code", "")))

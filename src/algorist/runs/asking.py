@@ -165,6 +165,13 @@ def _asked_before(recipe: Recipe | None, name: str | None, of_model: Asked | Non
         own = replace(trained.prompt_format, turns=recipe_format(recipe).turns)
         trained = replace(trained, prompt_format=own)
     if trained is not None and name in (None, trained.prompt_format.name):
+        if trained.code and trained.prompt_format.name not in FORMATS.names():
+            log.warning(
+                "the model's prompt format '%s' is a user's class (%.80s) that is not loaded, so the model is asked and read without it; "
+                "name the run's folder, which loads its plugins, or take another format: --format NAME",
+                trained.prompt_format.name,
+                one_line(trained.code),
+            )
         return trained
     form = get_format(name or "boxed")  # what a model that was not trained here knows
     closing = form.tags.answer_close

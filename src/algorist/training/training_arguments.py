@@ -82,12 +82,10 @@ def sft_steps(section: SFTSection, demonstrations: int) -> int:
     """Return the optimiser steps of SFT (one process); the last, smaller batch of an epoch counts."""
     if section.max_steps:
         return section.max_steps
-    return max(1, math.ceil(section.epochs * steps_of_epoch(section, demonstrations)))
-
-
-def steps_of_epoch(section: SFTSection, demonstrations: int) -> int:
-    """Return the optimiser steps of one pass over the demonstrations (one process)."""
-    return math.ceil(math.ceil(demonstrations / section.batch_size) / section.gradient_accumulation_steps)
+    per_epoch = math.ceil(
+        math.ceil(demonstrations / section.batch_size) / section.gradient_accumulation_steps
+    )
+    return max(1, math.ceil(section.epochs * per_epoch))
 
 
 def grpo_steps(section: GRPOSection, problems: int) -> int:
