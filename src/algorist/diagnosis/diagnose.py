@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
+from algorist.diagnosis.common import wrong_in_common
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.demonstrations import local_problems
 from algorist.diagnosis.facts import MOVING_STEPS
@@ -101,7 +102,9 @@ def not_explained(signals: Signals) -> str:
         return ""
     own = signals.settings.own_code()
     leave_out = f"; code of its own, to leave out first: {', '.join(own)}" if own else ""
-    return f"the accuracy did not rise: {facts['accuracy_course']}{leave_out}"
+    common = wrong_in_common(signals.run) if signals.run else []
+    share = f"; wrong most often: problems with {', or with '.join(common)}" if common else ""
+    return f"the accuracy did not rise: {facts['accuracy_course']}{share}{leave_out}"
 
 
 def too_little(signals: Signals) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from algorist.diagnosis.common import wrong_in_common
 from algorist.diagnosis.demonstrations import absent_answers
 from algorist.diagnosis.golds import apart, in_one_way
 from algorist.diagnosis.sums import stated_sums, wrong_sums
+from algorist.store.run_folder import RunFolder
+from algorist.store.write import RolloutWriter
 from algorist.types import Problem
 
 
@@ -83,3 +88,27 @@ def test_the_measure_that_differs_most_between_two_kinds_of_problems() -> None:
     )
     said = apart(training, longer)
     assert said is not None and said.startswith("characters of a question: ")
+
+
+@pytest.mark.parametrize("fault", [None, "digit", "word"])
+def test_what_wrong_answers_have_in_common(fault: str | None, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_text("config.yaml", "name: x\n")
+    wrong = {None: lambda n: False, "digit": lambda n: "7" in str(n), "word": lambda n: n % 3 == 0}[fault]
+    rows = [
+        {"stage": "grpo", "step": step, "problem_id": str(n), "completion": "c", "gold": "1", "reward": 0.0}
+        | {"question": f"What is {n} and {'each' if n % 3 == 0 else 'all'}?"}
+        | {"correct": (not wrong(n) and (n + sample) % 5 > 0) or step == 0, "reason": "different"}
+        for step in (0, 3)
+        for n in range(100, 200)
+        for sample in range(4)
+    ]
+    with RolloutWriter(folder.rollouts) as store:
+        store.write(rows)
+    named = wrong_in_common(folder.path)
+    expected = {
+        "digit": "the digit 7 in the question (0 % right, the others ",
+        "word": "the word 'each' (0 % right, the others ",
+    }
+    assert [text for text in named if "right, the others" not in text] == []
+    assert named == [] if fault is None else named[0].startswith(expected[fault])
