@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.diagnosis.common import wrong_in_common
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.demonstrations import local_problems
 from algorist.diagnosis.facts import MOVING_STEPS
@@ -30,6 +29,7 @@ from algorist.diagnosis.signals import (
     recent,
 )
 from algorist.diagnosis.weights import MOVED_SHARE
+from algorist.diagnosis.wrong_answers import wrong_in_common
 from algorist.store.read import opened
 from algorist.store.safe_text import one_line
 from algorist.store.stages import STAGES

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from algorist.diagnosis.common import wrong_in_common
 from algorist.diagnosis.demonstrations import absent_answers
 from algorist.diagnosis.golds import apart, in_one_way
 from algorist.diagnosis.sums import stated_sums, wrong_sums
+from algorist.diagnosis.wrong_answers import wrong_in_common
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
 from algorist.types import Problem

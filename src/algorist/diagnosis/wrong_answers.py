@@ -1,4 +1,4 @@
-"""What the wrong answers of a run have in common: words and digits of problems that are solved far less often than the others."""
+"""Words and digits of problems that a run solves far less often than its others: what its wrong answers have in common."""
 
 from __future__ import annotations
 
