@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from algorist.errors import ConfigError
-from algorist_grader.user_code import find_file, functions_of, import_file, no_function, own_line
+from algorist_grader.user_code import find_file, functions_of, import_file, no_function, own_line, run_again
 
 
 def load_function(target: str, key: str) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ def load_plugins(files: Sequence[str]) -> None:
     _PLUGINS.clear()
     for file, path in paths.items():
         try:
-            import_file(path, anew=True)
+            run_again(path)
         except ConfigError:
             raise
         except Exception as error:

@@ -360,7 +360,16 @@ def test_columns_that_a_script_makes_are_named(read: Any, tmp_path: Path) -> Non
     ):
         settings, left = read(hashed + MAPPED.replace("{gold}", read_as_it_is))
         assert settings["data.train.columns.answer"] == "a" and "map(" not in left, left
-    for changed in ('row["a"].split("=")[1]', 'row["a"].split()', 'row["a"].replace("-", "")'):
+    hashed += 'def other(text):\n    text = text.replace("-", "")\n    return text\n'
+    hashed += "def ping(text):\n    return pong(text)\n\ndef pong(text):\n    return ping(text)\n"
+    for changed in (
+        'row["a"].split("=")[1]',
+        'row["a"].split()',
+        'row["a"].replace("-", "")',
+        'row["a"].split("####")[0]',
+        'other(row["a"])',
+        'ping(row["a"])',
+    ):
         _, left = read(hashed + MAPPED.replace("{gold}", changed))
         assert "columns are read as they are, without" in left, changed
     settings, left = read(MAPPED.replace("{gold}", 'row["a"] + row["b"]'))
@@ -556,3 +565,12 @@ def test_what_rewards_use_comes_along_however_it_is_defined(read: Any, tmp_path:
     read(code + 'a = load_dataset("openai/gsm8k", "main")\n' + GRPO.format(data="a"))
     rewards = import_file(tmp_path / "own_rewards.py")
     assert rewards.correct(completions=["7"], answer=["7"]) == [-6.0]
+
+
+def test_what_trains_when_it_is_imported_is_no_part_of_the_rewards(read: Any, tmp_path: Path) -> None:
+    code = "if DEBUG:\n    model = 1\n    print(train(model))\n"
+    own = "def correct(completions, **_):\n    model = 2\n    return [float(model)] * len(completions)\n"
+    _, left = read(code + own + 'a = load_dataset("openai/gsm8k", "main")\n' + GRPO.format(data="a"))
+    assert (
+        "train(" not in (tmp_path / "own_rewards.py").read_text() and "defines model, but does more" in left
+    )

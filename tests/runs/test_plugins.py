@@ -19,11 +19,12 @@ from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError
 from algorist.prompts import FORMATS, PromptFormat, Tags, get_format
 from algorist.prompts.attached import KEY, Asked, attached
-from algorist.rewards import build_rewards
+from algorist.rewards import REWARDS, build_rewards
 from algorist.runs.asking import how_to_ask
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import Quiet, run_recipe
 from algorist.runs.plan import make_plan
+from algorist_grader.user_code import import_file
 from tests.tiny import tiny_policy
 
 pytestmark = pytest.mark.usefixtures("registrations_undone")
@@ -254,6 +255,8 @@ def test_a_recipe_has_what_its_own_plugin_registers_whichever_was_loaded_before(
     for name in "abaab":
         recipe = recipe_of(tmp_path, recipes[name], "rewards=[of_the_file]")
         paid.append(build_rewards(recipe.rewards, get_format("reasoning_answer")).explain("7", "7").total)
+        module = import_file(tmp_path / name / "mine.py")  # which a reward of the same file shares
+        assert REWARDS.get("of_the_file").function is module.of_the_file
     assert paid == [0.25, 0.75, 0.25, 0.25, 0.75]
 
 

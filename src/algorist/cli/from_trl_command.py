@@ -148,6 +148,9 @@ def _source_of(script: Script, title: str, members: Iterable[str], file: str) ->
             continue
         seen.add(name)
         for node in defined[name]:  # SCALE = 2, and later SCALE = SCALE * 2
+            if isinstance(node, (ast.If, ast.Try)) and any(isinstance(n, ast.Expr) for n in ast.walk(node)):
+                script.leave(node, f"defines {name}, but does more: not in {file}")
+                continue
             needed[node.lineno] = node
             names += [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
             if not isinstance(node, DEFINITIONS) and any(

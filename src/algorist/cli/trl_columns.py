@@ -106,7 +106,8 @@ def _copies(script: Script, node: ast.expr, parameter: str = "") -> bool:
     """Tell whether an expression is a column of the row, or a parameter: itself, as a text or number, or its part after ``####``."""
     split = node.value if isinstance(node, ast.Subscript) else None
     if isinstance(split, ast.Call) and isinstance(split.func, ast.Attribute):
-        marked = ast.unparse(split).endswith(".split('####')")  # as the adapters read an answer
+        last = ast.unparse(node.slice) in ("1", "-1") if isinstance(node, ast.Subscript) else False
+        marked = last and ast.unparse(split).endswith(".split('####')")  # as the adapters read an answer
         return marked and _copies(script, split.func.value, parameter)
     if not isinstance(node, ast.Call):
         return getattr(node, "id", None) == parameter if parameter else _name(node) is not None
@@ -114,7 +115,7 @@ def _copies(script: Script, node: ast.expr, parameter: str = "") -> bool:
     same = called(node) in SAME or (
         called(node) == "replace" and f"({', '.join(map(ast.unparse, node.args))})" in UNREAD
     )
-    if not same:
+    if not same and not parameter:
         same, inner = _returns_argument(script, called(node)), node.args
     return same and len(inner) == 1 and _copies(script, inner[0], parameter)
 
@@ -126,7 +127,11 @@ def _returns_argument(script: Script, name: str) -> bool:
             ends = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
             ends = [end for end in ends if not (isinstance(end, ast.Constant) and end.value is None)]
             parameter = function.args.args[0].arg
-            return bool(ends) and all(called(end) != name and _copies(script, end, parameter) for end in ends)
+            stores = [
+                n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            ]
+            changed = parameter in {n.id for n in stores}
+            return bool(ends) and not changed and all(_copies(script, end, parameter) for end in ends)
     return False
 
 

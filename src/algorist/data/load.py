@@ -17,7 +17,7 @@ from algorist.data.files import SUFFIXES
 from algorist.errors import DAMAGED, DataError, GradingError
 from algorist.types import PROBLEM_COLUMNS, Problem
 from algorist_grader import grade, grade_many, hash_answer, last_boxed, numeric_value
-from algorist_grader.checkers import ask
+from algorist_grader.checkers import ask, read_files_again
 
 log = logging.getLogger("algorist.data.load")
 
@@ -100,6 +100,7 @@ def _problems(rows: Any, dataset: str) -> list[Problem]:
 
 def _try_checkers(problems: list[Problem], dataset: str) -> None:
     """Ask each checker of a user's about one gold answer: what it lacks is said now, not in the middle of a run."""
+    read_files_again()
     first = {p.checker: p for p in reversed(problems) if p.checker not in ("", dataset)}
     for name, problem in first.items():
         try:

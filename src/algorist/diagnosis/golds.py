@@ -21,6 +21,8 @@ from algorist.types import Problem
 AGREED, DISPUTED, PAID = 4, 0.1, 0.5
 """Completions of a problem that agree, share of problems where they agree on what is called wrong, and the agreement of advantages
 with correctness from which on rewards pay what the grader says, so that they did not teach it."""
+OF_ALIKE, VARIED = 0.25, 0.7
+"""Part that is called wrong of all problems with one answer, and the temperature below which one answer says little."""
 ONE_WAY = 0.6
 """Share of disputed golds that differ in one way from what the model answers."""
 WRITTEN, FEW = 0.3, 10
@@ -39,9 +41,12 @@ def disputed_golds(f: Facts) -> str | None:
         f"any_value(gold) AS gold, bool_or(correct) AS correct FROM rollouts WHERE stage = 'grpo' AND {later} GROUP BY problem_id",
     )
     seen = [row for row in rows if row["n"] >= AGREED]
-    agreed = [r for r in seen if r["answers"] == 1 and r["answer"] and not r["correct"]]
-    misses = len(seen) < ENOUGH_ROWS or len(agreed) < max(3, DISPUTED * len(seen))
-    if misses or rises(f) or f["aligned"] < PAID:
+    alike = [r for r in seen if r["answers"] == 1 and r["answer"]]
+    agreed = [r for r in alike if not r["correct"]]
+    few = len(agreed) < max(3, DISPUTED * len(seen), OF_ALIKE * len(alike))
+    if len(seen) < ENOUGH_ROWS or few or f.number("grpo.temperature", 1.0) < VARIED:
+        return None
+    if rises(f) or f["aligned"] < PAID:
         return None
     pairs = [(str(row["answer"]), str(row["gold"])) for row in agreed]
     way = in_one_way(pairs)

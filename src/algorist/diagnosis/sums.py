@@ -14,16 +14,23 @@ from algorist.types import Problem
 
 FALSE = 0.2
 """Share of worked solutions, or of a tool's replies, with a wrong result; of GSM8K's solutions 0.04 (rounded ones count as right)."""
-_NUMBER = r"\$?\d+(?:,\d{3})*(?:\.\d+)?"
-_SUM = rf"{_NUMBER}(?:(?:\s*[-+*/×÷]\s*|\s+x\s+){_NUMBER})+"
+_NUMBER = r"\$?\d{1,40}(?:,\d{3})*(?:\.\d{1,40})?"
+_SUM = rf"{_NUMBER}(?:(?:[ \t]*[-+*/×÷][ \t]*|[ \t]+x[ \t]+){_NUMBER})+"
 _STATED = re.compile(
-    rf"(?<![\w.,(^/*+×÷-])(?<![-+*/×÷(=x^] )({_SUM})\s*=\s*(-?{_NUMBER})(?!\s*[-+*/×÷^%]|\d|[.,]\d)"
+    rf"(?<![\w.,(^/*+×÷-])(?<![-+*/×÷(=x^] )(?<!\bof )({_SUM})[ \t]*=[ \t]*(-?{_NUMBER})"
+    r"(?![ \t]*[-+*/×÷^%]|\d|[.,]\d|[ \t]+\d|[ \t]*(?:r|R|rem|remainder|mod)\b)"
 )
+_ASKED = re.compile(rf"\s*-?{_SUM}\s*")
 _REPLIED = re.compile(rf"\s*-?{_NUMBER}\s*")
+_SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "·": "*", "−": "-", r"\$": "$"}
+ROUNDED = Fraction(1, 10**6)
+"""Relative error of floating-point arithmetic that is none."""
 
 
 def stated_sums(text: str) -> Iterator[tuple[str, str, bool]]:
     """Yield each sum of a text without brackets, the result that it states, and whether that is right (or rounds what is)."""
+    for sign, plain in _SIGNS.items():
+        text = text.replace(sign, plain)
     for each in _STATED.finditer(text):
         if (value := _value(each[1])) is not None:
             yield each[1], each[2], _is_near(value, each[2])
@@ -32,7 +39,7 @@ def stated_sums(text: str) -> Iterator[tuple[str, str, bool]]:
 def _is_near(value: Fraction, text: str) -> bool:
     stated = text.replace(",", "").replace("$", "")
     decimals = len(stated.partition(".")[2])
-    return abs(value - Fraction(stated)) <= Fraction(1, 2 * 10**decimals)
+    return abs(value - Fraction(stated)) <= max(Fraction(1, 2 * 10**decimals), abs(value) * ROUNDED)
 
 
 def _value(text: str) -> Fraction | None:
@@ -73,14 +80,14 @@ def wrong_replies(f: Facts) -> str | None:
     return _wrong((row["request"], row["reply"]) for row in rows if not row["error"])
 
 
-def _wrong(calls: Iterable[tuple[str, str]]) -> str | None:
+def _wrong(calls: Iterable[tuple[str | None, str | None]]) -> str | None:
     known, wrong = 0, []
     for request, reply in calls:
-        asks, says = re.search(_SUM, request), _REPLIED.fullmatch(reply)
-        value = _value(asks[0]) if asks and says and not re.search(r"[()^%]", request) else None
-        if value is not None and says:
-            known += 1
-            wrong += [] if _is_near(value, says[0].strip()) else [(asks[0] if asks else "", says[0].strip())]
+        asks, says = _ASKED.fullmatch(request or ""), _REPLIED.fullmatch(reply or "")
+        if asks is None or says is None or (value := _value(asks[0])) is None:
+            continue
+        known += 1
+        wrong += [] if _is_near(value, says[0].strip()) else [(asks[0].strip(), says[0].strip())]
     if known < ENOUGH_ROWS or len(wrong) < FALSE * known:
         return None
     return f"{len(wrong)} of {known} replies of the tools to a sum are another number, such as {wrong[0][1]} for {one_line(wrong[0][0], 40)}"

@@ -282,7 +282,9 @@ def paired_rate_difference(before: Sequence[float], after: Sequence[float]) -> I
     """
     difference = paired_difference(before, after)
     n, value = difference.n, difference.value
-    if n < 2 or difference.high - difference.low > 1e-9:
+    if n < 2:
+        return difference
+    if difference.high - difference.low > 1e-9:
         return Interval(value, max(-1.0, difference.low), min(1.0, difference.high), n)
     mean = n * value / (n + 2)
     half = Z95 * math.sqrt(((n * value**2 + 2) / (n + 2) - mean**2) / (n + 2))

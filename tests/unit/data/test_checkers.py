@@ -27,7 +27,7 @@ from algorist.runs.begin import hold_folder
 from algorist.store.write import RolloutWriter, rows_of
 from algorist.types import Problem
 from algorist_grader import grade
-from algorist_grader.checkers import CHECKERS
+from algorist_grader.checkers import CHECKERS, read_files_again
 from algorist_grader.countdown import value_of
 from algorist_grader.registry import by_user
 from tests.conftest import Verb
@@ -246,6 +246,9 @@ def test_an_edited_checker_decides_from_then_on(tmp_path: Path) -> None:
     for n, says in enumerate((True, False, True)):
         file.write_text(f"def check(problem, answer):\n    return {says}\n")
         os.utime(file, ns=(n, 10**18 + n))
+        if n:  # not in the middle of a run
+            assert grade("7", "7", problem={"checker": name}).correct is not says
+        read_files_again()
         assert grade("7", "7", problem={"checker": name}).correct is says
     with by_user():
         for says in (True, False):

@@ -30,6 +30,11 @@ from algorist.types import Problem
         ("x + 3 = 5, 3x * 2 = 6, 2 ^ 3 + 1 = 9", []),
         ("3 + 4 = 7 * 2 = 14", []),
         ("200 * 20/100 = 40", [True]),
+        (r"2 \cdot 3 + 4 = 10, 2 · 3 + 4 = 10, 5 − 3 = 2", [True, True, True]),
+        ("7 / 4 = 1 3/4 and 19 / 5 = 3 remainder 4", []),
+        ("3+4=7\n- 7*2=14", [True]),
+        ("20% of 50 + 5 = 15", []),
+        ("95 / 300 = 0.31666666666666665", [True]),
     ],
 )
 def test_sums_of_a_text(text: str, right: list[bool]) -> None:

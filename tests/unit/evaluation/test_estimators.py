@@ -164,6 +164,7 @@ def test_no_difference_of_shares_is_beyond_a_whole_one() -> None:
     assert 0.95 < gained.low < gained.value < gained.high == 1.0
     lost = paired_rate_difference([1.0] * 9 + [0.875], [0.0] * 10)
     assert (lost.low, lost.high) == (-1.0, -gained.low)
+    assert math.isnan(paired_rate_difference([0.0], [1.0]).low)
 
 
 @pytest.mark.parametrize(("n", "samples"), [(5, 2), (10, 2), (20, 2), (8, 4)])

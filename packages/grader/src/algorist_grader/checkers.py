@@ -58,13 +58,19 @@ def find_checker(name: str) -> Check | str:
     Raises:
         ConfigError: Unknown name, or no such file.
     """
-    return CHECKERS.get(name) if ".py:" not in name else _in_file(name)
+    return CHECKERS.get(name) if ".py:" not in name else _in_file(name)[0]
 
 
 @lru_cache(maxsize=64)
-def _in_file(name: str) -> str:
+def _in_file(name: str) -> tuple[str, int]:
+    """Return a checker's file and function, and the time of the file's last change (ns), as they were first seen."""
     path, function = find_file(name, f"checker '{name}'", f", or one of {', '.join(CHECKERS.names())}")
-    return f"{path}:{function}"
+    return f"{path}:{function}", path.stat().st_mtime_ns
+
+
+def read_files_again() -> None:
+    """Take the checkers' files as they are now: what was edited decides from here on, not in the middle of a run."""
+    _in_file.cache_clear()
 
 
 def check(name: str, problem: Mapping[str, Any], answer: str, limits: Limits) -> Verdict:
@@ -91,8 +97,7 @@ def ask(name: str, problem: Mapping[str, Any], answer: str, limits: Limits = _LI
     """Return a checker's verdict, or its error with the reason in words; raises as ``check`` does."""
     function = find_checker(name)
     if isinstance(function, str):
-        file = Path(function.rpartition(":")[0])
-        version = file.stat().st_mtime_ns if file.suffix == ".py" and file.is_file() else 0
+        version = _in_file(name)[1] if ".py:" in name else 0
         pool = pool_for(function, max(limits.timeout_s, WORKER_S), max(limits.memory_mb, 512), version)
         return pool.ask(answer, json.dumps(dict(problem), default=str))
     try:

@@ -55,6 +55,14 @@ def import_file(path: Path, *, anew: bool = False) -> ModuleType:
     return module
 
 
+def run_again(path: Path) -> None:
+    """Import a file; one that was imported before runs again in its own place, because others may have replaced what it registered."""
+    known = {*sys.modules}
+    if (module := import_file(path)).__name__ in known:
+        del sys.modules[module.__name__]
+        import_file(path)
+
+
 def own_line(error: BaseException, places: Iterable[tuple[str, int]] = ()) -> str:
     """Return ``file.py:line`` of the last place of a traceback in a user's own file; of the last place where none is, "" without any.
 

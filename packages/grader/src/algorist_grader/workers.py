@@ -115,9 +115,11 @@ _pools_lock = threading.Lock()
 
 
 def pool_for(matcher: str, timeout_s: float, memory_mb: int, version: int = 0) -> Pool:
-    """Return the pool of this process for a matcher, its limits, and the version of its file (ns of its last change)."""
+    """Return the pool of this process for a matcher, its limits, and the version of its file (ns); those of other versions end."""
     key = (matcher, timeout_s, memory_mb, version)
     with _pools_lock:
+        for former in [k for k in _pools if k[0] == matcher and k[3] != version]:
+            _pools.pop(former).close()
         if key not in _pools:
             keep = max(2, min(4, os.cpu_count() or 2))
             _pools[key] = Pool(matcher, timeout_s=timeout_s, memory_mb=memory_mb, keep=keep)

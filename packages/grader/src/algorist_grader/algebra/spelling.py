@@ -225,7 +225,11 @@ _IN_WORDS: tuple[tuple[str, re.Pattern[str], Any], ...] = (
         r"\\mathbb{R}\\setminus\\{\1\\}",
     ),
     *(
-        (scale[1:], re.compile(rf"(?<=\d) *(?:degrees?|°) *[{scale[0]}{scale[0].lower()}]{scale[1:]}$"), rf"^\\circ {scale[0]}")
+        (
+            scale[1:],
+            re.compile(rf"(?<=\d) *(?:degrees?|°) *[{scale[0]}{scale[0].lower()}]{scale[1:]}$"),
+            rf"^\\circ {scale[0]}",
+        )
         for scale in ("Celsius", "Fahrenheit")
     ),
     (" in ", re.compile(r"^(\d+) in (\d+)$"), r"\\frac{\1}{\2}"),
