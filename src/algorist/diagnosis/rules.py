@@ -404,6 +404,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
         f, {"grpo.max_completion_tokens": longer(f) if _cut(f) else None, **more_sft(f)}
     ),
     "no_signal": lambda f: {"sft.enabled": True, **larger_groups(f)},
+    "demonstrations_left_out": {"sft.max_length": lambda f: 4 * int(f.number("sft.max_length", 1024))},
     "tokens_left_out": {
         "plugins": lambda f: [] if f.get("tokens_counted", 0.0) < updates.COUNTED else None,
         "grpo.loss": lambda f: LOSS if f.get("loss_counts", 0.0) < updates.COUNTED else None,

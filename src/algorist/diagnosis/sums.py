@@ -23,6 +23,8 @@ _STATED = re.compile(
 _ASKED = re.compile(rf"\s*-?{_SUM}\s*")
 _REPLIED = re.compile(rf"\s*-?{_NUMBER}\s*")
 _SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "·": "*", "−": "-", r"\$": "$"}
+LONGEST = 4000
+"""Characters of a solution that are read."""
 ROUNDED = Fraction(1, 10**6)
 """Relative error of floating-point arithmetic that is none."""
 
@@ -58,7 +60,7 @@ def _value(text: str) -> Fraction | None:
 
 def wrong_sums(demonstrations: Sequence[Problem]) -> str | None:
     """Count the worked solutions with a wrong result among those with a sum; None where they are few."""
-    solutions = [[*stated_sums(str(problem.solution or ""))] for problem in demonstrations]
+    solutions = [[*stated_sums(str(problem.solution or "")[:LONGEST])] for problem in demonstrations]
     wrong = [each for sums in solutions for each in sums if not each[2]]
     count = sum(any(not right for *_, right in sums) for sums in solutions)
     known = sum(map(bool, solutions))

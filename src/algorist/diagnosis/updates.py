@@ -17,7 +17,7 @@ def tokens_counted(f: Facts) -> Share:
     return _counted(f, "tokens")
 
 
-@fact("the loss reaches {} of the tokens with an advantage")
+@fact("the loss reaches {} of the tokens of a completion")
 def loss_counts(f: Facts) -> Share:
     return _counted(f, "gradient")
 

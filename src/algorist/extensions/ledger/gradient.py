@@ -5,7 +5,7 @@ Of the completions of one prompt, up to ``TOKENS`` tokens, with g_j the gradient
     share of term j    g_j·g / g·g      adds up to 1
     norm of term j     ‖g_j‖
     cosine             of g with the gradient of the advantages of ``correct`` alone
-    counted            share of the tokens with an advantage to whose log-probs the gradient of the loss comes
+    counted            share of the tokens of a completion that the loss reaches to which its gradient comes
 
 Terms are ``rewards`` (the advantages as rewards made them), ``added`` (what extensions changed of these), ``entropy`` and each extension
 that adds to the loss, by name. Nothing is left in the parameters' gradients, and no random number is drawn.
@@ -141,6 +141,7 @@ def _terms(
         & (by_reward != 0)
         & (torch.ones_like(by_reward) if factors is None else factors != 0).bool()
     )
+    paid &= (reaches != 0).any(1, keepdim=True)
     counted = {"counted": float((reaches[paid] != 0).double().mean())} if bool(paid.any()) else {}
     if not torch.equal(by_reward[piece.mask], piece.advantages[piece.mask]):
         put("added", policy(piece.advantages) - rewards)
