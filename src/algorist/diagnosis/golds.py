@@ -106,9 +106,9 @@ def golds_apart(f: Facts) -> str | None:
 
 
 def golds_written_otherwise(f: Facts) -> bool:
-    """Return whether they are, and the two accuracies are apart, the held-out one falls, or that of the rollouts does not rise."""
-    falls = f["held_out_errors"] <= LOST
-    return bool(f["golds_apart"]) and bool(falls or not rises(f) or f.get("held_out_apart"))
+    """Return whether they are, and held-out accuracy falls or is far from that of the rollouts: many forms are the same to the grader."""
+    apart = f["held_out_errors"] <= LOST or f.get("held_out_apart")
+    return bool(apart and f["golds_apart"])
 
 
 @fact("{}")
