@@ -547,11 +547,12 @@ def test_the_trainers_dataset_is_trained_on_whatever_else_is_loaded(
 def test_revisions_and_later_changes_are_carried_or_named(read: Any) -> None:
     loaded = 'model = AutoModelForCausalLM.from_pretrained("gpt2", revision="abc")\n'
     rows = 'a = load_dataset("openai/gsm8k", "main", split="train", revision="v1")\n'
-    settings, left = read(
-        loaded + rows + GRPO.format(data="a").replace('"gpt2"', "model") + "\ntrainer.args.beta = 0.1"
-    )
+    made = GRPO.format(data="a").replace('"gpt2"', "model")
+    later = "\ntrainer.args.beta = 0.1\nparser.args.seed = 3"
+    settings, left = read(f"{loaded}{rows}trainer = {made}{later}")
     assert settings["model.revision"] == "abc" and settings["grpo.beta"] == 0.0
     assert "'v1': a dataset's revision" in left and "trainer.args.beta = 0.1: changes the trainer" in left
+    assert "parser.args" not in left
 
 
 def test_what_rewards_use_comes_along_however_it_is_defined(read: Any, tmp_path: Path) -> None:

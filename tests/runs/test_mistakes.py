@@ -131,5 +131,8 @@ def test_a_rewards_fault_is_placed_in_its_own_file(call: Cli, tmp_path: Path) ->
     done = call(*words, "rewards=[{name: 'mine.py:read'}]")
     assert done.returncode == 1 and "(char 0) in mine.py:5\n" in done.stderr and "--row" not in done.stderr
     done = call(*words, "rewards=[{name: 'mine.py:column'}]")
-    assert "KeyError: 'tier' in mine.py:9\n" in done.stderr and "--row KEY=VALUE" in done.stderr
+    assert (
+        "KeyError: 'tier' in mine.py:9\n" in done.stderr
+        and "if tier is a column of your data: --row tier=VALUE" in done.stderr
+    )
     assert call(*words, "rewards=[{name: 'mine.py:column'}]", "--row", "tier=hard").returncode == 0

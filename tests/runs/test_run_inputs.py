@@ -152,7 +152,11 @@ def test_a_reward_that_changes_during_a_run_is_reported_and_the_copy_counts(tmp_
     run_recipe(recipe, display=Editing())
     artifact = json.loads((tmp_path / "r" / "eval" / "grpo.json").read_text())
     assert "0.25" in json.dumps(artifact["metrics"]) and "0.75" not in json.dumps(artifact["metrics"])
-    told = [line for line in said if "mine.py (rewards.1.name) has changed since this run began" in line]
+    told = [
+        line
+        for line in said
+        if "mine.py (rewards.1.name) has changed or is gone since this run began" in line
+    ]
     assert len(told) == 1 and "the run uses its copy" in told[0] and "files/mine.py" in told[0]
 
 
@@ -178,7 +182,9 @@ def test_a_checker_that_changes_during_a_run_is_reported_as_what_the_run_reads(t
         load_recipe("smoke-cpu", [*settings, f"data.train.checker={mine}:check"]).recipe, display=Editing()
     )
     (told,) = [
-        line for line in said if "mine.py (data.train.checker) has changed since this run began" in line
+        line
+        for line in said
+        if "mine.py (data.train.checker) has changed or is gone since this run began" in line
     ]
     copy = tmp_path / "r" / "files" / "mine.py"
     assert "copy, " not in told and told.endswith(f"as it was: cp {copy} {mine}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -171,8 +172,8 @@ def explain(
     failed = {reward.__name__: str(reward.first_failure) for reward in rewards if reward.failures}
     for name, why in failed.items():
         say(f"error: reward '{name}' failed and got its floor: {why}", stderr=True)
-        if why.startswith("KeyError"):
-            say("the row has what --row names: --row KEY=VALUE", stderr=True)
+        if missing := re.match(r"KeyError: '(\w+)'", why):
+            say(f"if {missing[1]} is a column of your data: --row {missing[1]}=VALUE", stderr=True)
     values = {
         name: {"value": value, "weight": breakdown.weights[name]}
         for name, value in breakdown.components.items()

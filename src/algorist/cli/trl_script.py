@@ -126,7 +126,12 @@ def _set_later(script: Script) -> None:
     changes = [node for node in ast.walk(script.tree) if isinstance(node, (ast.Assign, ast.AugAssign))]
     for node in sorted(changes, key=lambda change: change.lineno):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            if isinstance(target, ast.Attribute) and getattr(target.value, "attr", "") == "args":
+            owner = target.value if isinstance(target, ast.Attribute) else None
+            if (
+                isinstance(owner, ast.Attribute)
+                and owner.attr == "args"
+                and any(assigned.get(getattr(owner.value, "id", "")) is trainer for trainer in trainers)
+            ):
                 script.leave(node, "changes the trainer once it is made, which may have no effect")
             if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
                 continue

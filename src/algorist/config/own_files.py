@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -107,18 +108,20 @@ def _from_sft(run: Path) -> str:
 
 
 def changed_since(run: Path) -> list[str]:
-    """Return a line for each of the user's files that has changed or is gone since the run began; rewards are the run's copies."""
+    """Return a line for each of the user's files that has changed or is gone; rewards and plugins are the run's copies."""
     uses, reads = (
         "the run uses its copy, {}",
         "what reads it from here on reads another file; as it was: cp {} {}",
     )
-    return [
-        f"{entry['path']} ({key}) has changed since this run began; "
-        + (uses if key.startswith("rewards") else reads).format(run / entry["copy"], entry["path"])
-        for key, entry in _read(run).items()
-        if "copy" in entry
-        and not (Path(entry["path"]).is_file() and hash_of(Path(entry["path"])) == entry["sha256"])
-    ]
+    lines = []
+    for key, entry in _read(run).items():
+        file = Path(entry["path"])
+        if "copy" not in entry or (file.is_file() and hash_of(file) == entry["sha256"]):
+            continue
+        then = uses if key.startswith(("rewards", "plugins")) else reads
+        both = (shlex.quote(str(path)) for path in (run / entry["copy"], file))
+        lines.append(f"{file} ({key}) has changed or is gone since this run began; {then.format(*both)}")
+    return lines
 
 
 def with_copies(recipe: Recipe, run: Path) -> Recipe:

@@ -107,9 +107,10 @@ def aligned(f: Facts) -> float | None:
 
 @fact("{} of the completions end with one of the stop strings {stop_strings} and have no answer")
 def stopped(f: Facts) -> Share:
-    """Count them in the recent window, or the first: a policy learns to avoid what ends it."""
+    """Count them in the recent window, or where the accuracy does not rise in the first: a policy learns to avoid what ends it."""
     first, _ = ends(f.signals.batches)
-    return max(share(window(f), "stopped", "rollouts"), share(first, "stopped", "rollouts"))
+    before = 0.0 if rises(f) else share(first, "stopped", "rollouts")
+    return Share(max(share(window(f), "stopped", "rollouts"), before))
 
 
 @fact("{} of the wrong completions earn what right ones do on average")

@@ -48,7 +48,7 @@ def absent_answers(problems: Sequence[Problem]) -> tuple[int, list[Problem]]:
         for p in problems
         if p.solution
         and same_number(p.answer, p.answer)
-        and (numbers := NUMBER.findall(p.solution.replace(",", "")))
+        and (numbers := NUMBER.findall(p.solution.replace("{,}", "").replace(",", "").replace("−", "-")))
     ]
     return len(known), [p for p, numbers in known if not any(same_number(n, p.answer) for n in numbers)]
 

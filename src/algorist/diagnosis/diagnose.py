@@ -208,7 +208,7 @@ class LiveDiagnosis:
 
 ROOMS = {
     "start": "What shows before training\n\n`preflight` finds these.",
-    "rollouts": "What shows in the rollouts\n\nShares are those of the recent window.",
+    "rollouts": "What shows in the rollouts",
     "training": "What shows in the training",
     "": "What extensions look at",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import os
 import sys
 import sysconfig
 import traceback
@@ -79,7 +80,9 @@ def own_line(error: BaseException, places: Iterable[tuple[str, int]] = ()) -> st
             if m
         ),
     )
-    own = [frame for frame in frames if not frame[0].startswith(("<", *ours))]
+    own = [
+        frame for frame in frames if not frame[0].startswith(("<", *(f"{folder}{os.sep}" for folder in ours)))
+    ]
     return "".join(f"{Path(file).name}:{line}" for file, line in (own or frames)[-1:])
 
 

@@ -48,7 +48,9 @@ class UserTool:
             ConfigError: It cannot be imported, or has no such function.
         """
         find_file(f"{self.path}:{self.name}", self.where)
-        self.modified_ns = self.path.stat().st_mtime_ns
+        if (modified_ns := self.path.stat().st_mtime_ns) != self.modified_ns:
+            self._process().close()
+            self.modified_ns = modified_ns
         answer = self._process().start(START_S)
         if answer.error:
             raise ConfigError(f"{self.where}: {self.path} cannot be imported: {answer.said}")
