@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from algorist.cli.terminal import compact
 from algorist.config import load_recipe
 from tests.conftest import Cli
 from tests.marks import first
@@ -210,9 +211,10 @@ def test_the_saved_configuration_is_that_of_the_weights(model: Path, call: Cli) 
 def test_an_answer_that_is_cut_is_shown_whole_with_the_way_out(model: Path, call: Cli) -> None:
     words = ("solve", "What is 1 + 1?", "--model", str(model), "--max-new-tokens", "400")
     assert "cut off at the limit: --max-new-tokens N" in call(*words).stdout
-    shown = call(*words, "--format", "reasoning_answer").stdout
-    completion = shown.partition("answer: none (cut off at the limit: --max-new-tokens N), in: ")[2]
-    assert len(completion) > 200, shown
+    asked = (*words, "--format", "reasoning_answer")
+    (answer,) = json.loads(call(*asked, "--json").stdout)["answers"]
+    shown = call(*asked).stdout.partition("answer: none (cut off at the limit: --max-new-tokens N), in: ")[2]
+    assert len(answer["completion"]) > 200 and shown.strip() == compact(answer["completion"]), shown
 
 
 def test_the_card_names_settings_of_generation_that_nobody_used(
