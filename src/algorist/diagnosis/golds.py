@@ -64,7 +64,9 @@ def in_one_way(pairs: Sequence[tuple[str, str]]) -> str | None:
         pairs: The model's answer and the gold answer of each problem.
     """
     numbers = [
-        tuple(float(t.replace(",", "")) for t in p) for p in pairs if all(same_number(t, t) for t in p)
+        tuple(float(NUMBER.findall(text.replace(",", ""))[0]) for text in pair)
+        for pair in pairs
+        if all(same_number(text, text) for text in pair)
     ]
     if len(numbers) < max(3, ONE_WAY * len(pairs)):
         return None

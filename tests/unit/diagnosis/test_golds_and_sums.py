@@ -70,6 +70,7 @@ def test_answers_that_no_solution_holds() -> None:
     ("pairs", "way"),
     [
         ([("3", "5"), ("4", "6"), ("10", "12"), ("7", "1")], "3 gold answers are the model's answer +2"),
+        ([("3", "5 km"), ("4 km", "$6"), ("1,000", "1002")], "3 gold answers are the model's answer +2"),
         ([("3", "300"), ("4", "400"), ("0.5", "50")], "3 gold answers are the model's answer × 100"),
         ([("3", "-3"), ("4", "-4"), ("1,000", "-1000")], "3 gold answers are the model's answer × -1"),
         ([("3", "7"), ("4", "1"), ("9", "2"), ("6", "6.5")], None),

@@ -135,14 +135,12 @@ def _terms(
 
     rewards = policy(by_reward)
     put("rewards", rewards)
-    (reaches,) = torch.autograd.grad(rewards.sum(), log_probs, retain_graph=True)
-    paid = (
-        piece.mask
-        & (by_reward != 0)
-        & (torch.ones_like(by_reward) if factors is None else factors != 0).bool()
-    )
-    paid &= (reaches != 0).any(1, keepdim=True)
-    counted = {"counted": float((reaches[paid] != 0).double().mean())} if bool(paid.any()) else {}
+    total = rewards.sum() if rewards.requires_grad else log_probs.sum() * 0
+    (slope,) = torch.autograd.grad(total, log_probs, retain_graph=True, allow_unused=True)
+    reached = torch.zeros_like(piece.mask) if slope is None else slope != 0
+    paid = piece.mask & (by_reward != 0) & reached.any(1, keepdim=True)
+    paid = paid if factors is None else paid & (factors != 0)
+    counted = {"counted": float(reached[paid].double().mean())} if bool(paid.any()) else {}
     if not torch.equal(by_reward[piece.mask], piece.advantages[piece.mask]):
         put("added", policy(piece.advantages) - rewards)
     bonus = objective.entropy_bonus + sum(e.entropy_bonus for e in extensions)
