@@ -39,7 +39,7 @@ def take_data(script: Script) -> None:
         parts = [("eval" if text.startswith(("test", "val")) else "train", text) for text in texts]
         if isinstance(splits, str):
             parts = [(role, of or splits) for role, (way, of) in ways.items() if way[:1] == [call]] or parts
-        if not any(of_role.get(section, call) is call for section, _ in parts):
+        if parts and not any(of_role.get(section, call) is call for section, _ in parts):
             script.leave(call, f"the trainer has another dataset (line {of_role[parts[0][0]].lineno})")
         for section, text in parts:
             if of_role.get(section, call) is not call:
