@@ -17,8 +17,8 @@ FALSE = 0.2
 _NUMBER = r"\$?\d{1,40}(?:,\d{3})*(?:\.\d{1,40})?"
 _SUM = rf"{_NUMBER}(?:(?:[ \t]*[-+*/×÷][ \t]*|[ \t]+x[ \t]+){_NUMBER})+"
 _STATED = re.compile(
-    rf"(?<![\w.,(^/*+×÷-])(?<![-+*/×÷(=x^] )(?<!\bof )({_SUM})[ \t]*=[ \t]*(-?{_NUMBER})"
-    r"(?![ \t]*[-+*/×÷^%]|\d|[.,]\d|[ \t]+\d|[ \t]*(?:r|R|rem|remainder|mod)\b)"
+    rf"(?<![\w.,(^/*+×÷-])(?<![-+*/×÷(=x^] )(?<!\bof )(?<!\d )({_SUM})[ \t]*=[ \t]*(-?{_NUMBER})"
+    r"(?![ \t]*[-+*/×÷^%\\]|\d|[.,]\d|[ \t]+\d|[ \t]*(?:r|R|rem|remainder|mod)\b)"
 )
 _ASKED = re.compile(rf"\s*-?{_SUM}\s*")
 _REPLIED = re.compile(rf"\s*-?{_NUMBER}\s*")
