@@ -131,61 +131,40 @@ def test_a_run_works_where_the_files_are_not(
     assert "rewards/short" in told.out
 
 
-def test_a_reward_that_changes_during_a_run_is_reported_and_the_copy_counts(tmp_path: Path) -> None:
-    mine, said = tmp_path / "mine.py", []
-    mine.write_text("def paid(rollout):\n    return 0.25\n")
+def edited_meanwhile(folder: Path, before: str, after: str, *lines: str) -> list[str]:
+    """Run a recipe that names ``mine.py``, which is edited when GRPO begins; return what is said of the file."""
+    mine, said = folder / "mine.py", list[str]()
+    mine.write_text(before)
 
     class Editing(Quiet):
         def say(self, text: str) -> None:
             said.append(text)
             if "grpo begins" in text:
-                mine.write_text("def paid(rollout):\n    return 0.75\n")
+                mine.write_text(after)
 
     settings = [
         "sft.enabled=false",
         "grpo.max_steps=1",
         "data.eval.limit=4",
-        f"output_dir={tmp_path}",
+        f"output_dir={folder}",
         "run_name=r",
     ]
-    recipe = load_recipe("smoke-cpu", [*settings, f"rewards=[correct, '{mine}:paid']"]).recipe
-    run_recipe(recipe, display=Editing())
+    run_recipe(load_recipe("smoke-cpu", [*settings, *lines]).recipe, display=Editing())
+    return [line for line in said if "has changed or is gone since this run began" in line]
+
+
+def test_a_reward_that_changes_during_a_run_is_reported_and_the_copy_counts(tmp_path: Path) -> None:
+    before, after = (f"def paid(rollout):\n    return {value}\n" for value in (0.25, 0.75))
+    (told,) = edited_meanwhile(tmp_path, before, after, f"rewards=[correct, '{tmp_path / 'mine.py'}:paid']")
     artifact = json.loads((tmp_path / "r" / "eval" / "grpo.json").read_text())
     assert "0.25" in json.dumps(artifact["metrics"]) and "0.75" not in json.dumps(artifact["metrics"])
-    told = [
-        line
-        for line in said
-        if "mine.py (rewards.1.name) has changed or is gone since this run began" in line
-    ]
-    assert len(told) == 1 and "the run uses its copy" in told[0] and "files/mine.py" in told[0]
+    assert "mine.py (rewards.1.name)" in told and "the run uses its copy" in told and "files/mine.py" in told
 
 
 def test_a_checker_that_changes_during_a_run_is_reported_as_what_the_run_reads(tmp_path: Path) -> None:
     """Its copy was said to count, while the edited file did."""
-    mine, said = tmp_path / "mine.py", []
-    mine.write_text("def check(problem, answer):\n    return True\n")
-
-    class Editing(Quiet):
-        def say(self, text: str) -> None:
-            said.append(text)
-            if "grpo begins" in text:
-                mine.write_text("def check(problem, answer):\n    return False\n")
-
-    settings = [
-        "sft.enabled=false",
-        "grpo.max_steps=1",
-        "data.eval.limit=4",
-        f"output_dir={tmp_path}",
-        "run_name=r",
-    ]
-    run_recipe(
-        load_recipe("smoke-cpu", [*settings, f"data.train.checker={mine}:check"]).recipe, display=Editing()
-    )
-    (told,) = [
-        line
-        for line in said
-        if "mine.py (data.train.checker) has changed or is gone since this run began" in line
-    ]
-    copy = tmp_path / "r" / "files" / "mine.py"
-    assert "copy, " not in told and told.endswith(f"as it was: cp {copy} {mine}")
-    assert "return True" in copy.read_text()
+    before, after = (f"def check(problem, answer):\n    return {value}\n" for value in (True, False))
+    mine, copy = tmp_path / "mine.py", tmp_path / "r" / "files" / "mine.py"
+    (told,) = edited_meanwhile(tmp_path, before, after, f"data.train.checker={mine}:check")
+    assert "mine.py (data.train.checker)" in told and "the run uses" not in told
+    assert told.endswith(f"as it was: cp {copy} {mine}") and copy.read_text() == before

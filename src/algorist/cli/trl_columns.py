@@ -104,11 +104,10 @@ def _user(prompt: ast.expr | None) -> ast.expr | None:
 
 def _copies(script: Script, node: ast.expr, parameter: str = "") -> bool:
     """Tell whether an expression is a column of the row, or a parameter: itself, as a text or number, or its part after ``####``."""
-    split = node.value if isinstance(node, ast.Subscript) else None
-    if isinstance(split, ast.Call) and isinstance(split.func, ast.Attribute):
-        last = ast.unparse(node.slice) in ("1", "-1") if isinstance(node, ast.Subscript) else False
-        marked = last and ast.unparse(split).endswith(".split('####')")  # as the adapters read an answer
-        return marked and _copies(script, split.func.value, parameter)
+    split = node.value.func if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) else None
+    if isinstance(split, ast.Attribute):  # the adapters read an answer after its #### as well
+        marked = ast.unparse(node).endswith((".split('####')[1]", ".split('####')[-1]"))
+        return marked and _copies(script, split.value, parameter)
     if not isinstance(node, ast.Call):
         return getattr(node, "id", None) == parameter if parameter else _name(node) is not None
     inner = [node.func.value] if isinstance(node.func, ast.Attribute) else node.args

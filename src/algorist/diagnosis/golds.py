@@ -12,7 +12,7 @@ from algorist.diagnosis.course import ENOUGH_ROWS, rises
 from algorist.diagnosis.evaluations import LOST, run_of
 from algorist.diagnosis.facts import OF_THE_RUN
 from algorist.diagnosis.rule import Facts, Share, fact
-from algorist.diagnosis.signals import NUMBER, same_number
+from algorist.diagnosis.signals import NUMBER
 from algorist.errors import ConfigError
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
@@ -63,11 +63,8 @@ def in_one_way(pairs: Sequence[tuple[str, str]]) -> str | None:
     Args:
         pairs: The model's answer and the gold answer of each problem.
     """
-    numbers = [
-        tuple(float(NUMBER.findall(text.replace(",", ""))[0]) for text in pair)
-        for pair in pairs
-        if all(same_number(text, text) for text in pair)
-    ]
+    read = [(_number(answer), _number(gold)) for answer, gold in pairs]
+    numbers = [(answer, gold) for answer, gold in read if answer is not None and gold is not None]
     if len(numbers) < max(3, ONE_WAY * len(pairs)):
         return None
     ways = {
@@ -134,8 +131,9 @@ def _problems(f: Facts) -> list[list[Problem]]:
     return read
 
 
-def _gold(problem: Problem) -> float | None:
-    numbers = NUMBER.findall(problem.answer.replace(",", ""))
+def _number(text: str) -> float | None:
+    """Return the only number of a text."""
+    numbers = NUMBER.findall(text.replace(",", ""))
     return float(numbers[0]) if len(numbers) == 1 else None
 
 
@@ -147,12 +145,12 @@ MEASURES: dict[str, Callable[[Problem], float | None]] = {
     "characters of a question": lambda p: float(len(p.question)),
     "numbers in a question": lambda p: float(len(_numbers(p))),
     "largest number in a question": lambda p: max(_numbers(p), default=None),
-    "size of a gold answer": lambda p: None if (gold := _gold(p)) is None else abs(gold),
+    "size of a gold answer": lambda p: None if (gold := _number(p.answer)) is None else abs(gold),
 }
 SHARES: dict[str, Callable[[Problem], bool]] = {
-    "gold answers that are a number": lambda p: _gold(p) is not None,
-    "gold answers below 0": lambda p: (_gold(p) or 0.0) < 0,
-    "gold answers that are whole": lambda p: (_gold(p) or 0.5).is_integer(),
+    "gold answers that are a number": lambda p: _number(p.answer) is not None,
+    "gold answers below 0": lambda p: (_number(p.answer) or 0.0) < 0,
+    "gold answers that are whole": lambda p: (_number(p.answer) or 0.5).is_integer(),
     "questions that ask": lambda p: "?" in p.question,
 }
 

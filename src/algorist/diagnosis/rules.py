@@ -12,7 +12,7 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis import course, demonstrations, evaluations, golds, sums, updates
+from algorist.diagnosis import course, demonstrations, evaluations, golds, sums
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
@@ -405,10 +405,6 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
     "no_signal": lambda f: {"sft.enabled": True, **larger_groups(f)},
     "demonstrations_left_out": {"sft.max_length": lambda f: 4 * int(f.number("sft.max_length", 1024))},
-    "tokens_left_out": {
-        "plugins": lambda f: [] if f.get("tokens_counted", 0.0) < updates.COUNTED else None,
-        "grpo.loss": lambda f: LOSS if f.get("loss_counts", 0.0) < updates.COUNTED else None,
-    },
     "all_right": lambda f: {
         "data.train.name": HARDER.get(str(f.settings.get("data.train.name"))),
         **larger_groups(f),
@@ -467,7 +463,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
 }
 
-_MODULES = (course, demonstrations, evaluations, golds, sums, updates)
+_MODULES = (course, demonstrations, evaluations, golds, sums)
 _NAMES = {name: value for module in _MODULES for name, value in vars(module).items()} | globals()
 for _rule in rules_of(Path(__file__).with_suffix(".yaml"), _NAMES):
     RULES.register(_rule.name)(_rule)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from algorist.diagnosis.course import rises
-from algorist.diagnosis.rule import Facts, Share, fact
+from algorist.diagnosis.rule import Changes, Facts, Share, fact
 from algorist.diagnosis.signals import middle
 
 COUNTED = 0.5
@@ -32,6 +32,13 @@ def moved_outside(f: Facts) -> Share | None:
     names = ("ledger/step/outside", "ledger/step/length")
     outside, steps = (sum(value for _, value in f.signals.series(name)) for name in names)
     return Share(outside / steps) if steps else None
+
+
+LEFT_OUT: Changes = {
+    "plugins": lambda f: [] if f.get("tokens_counted", 0.0) < COUNTED else None,
+    "grpo.loss": lambda f: "dapo" if f.get("loss_counts", 0.0) < COUNTED else None,
+}
+"""Lines of the recipe instead of what leaves tokens out."""
 
 
 def tokens_left_out(f: Facts) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from algorist.diagnosis import updates
 from algorist.diagnosis.course import RISEN, rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import Changes, Facts, Share, Unknown, fact, rules_of
@@ -270,6 +271,7 @@ def _rules(f: Facts, term: str, weight: float, much: float) -> bool:
 
 
 CHANGE: dict[str, Changes] = {
+    "tokens_left_out": updates.LEFT_OUT,
     "negative_weight": {"rewards": lambda f: _with(f, abs)},
     "correct_is_drowned": {"rewards": lambda f: _with(f, lambda _: 1.0, others=0.1)},
     "teacher_flattened": {
@@ -291,4 +293,4 @@ def _with(f: Facts, change: Any, others: float | None = None) -> list[dict[str, 
     return rows
 
 
-RULES = tuple(rules_of(Path(__file__).with_suffix(".yaml"), globals()))
+RULES = tuple(rules_of(Path(__file__).with_suffix(".yaml"), {**vars(updates), **globals()}))
