@@ -427,6 +427,20 @@ def test_mixture_joins_parts_whole(shared_data: Path) -> None:
     assert len(load("mixture", **values, limit=7)) == 7
 
 
+def test_a_mixtures_parts_of_one_dataset_have_their_own_names(tmp_path: Path) -> None:
+    for name in ("algebra.jsonl", "geometry.jsonl"):
+        (tmp_path / name).write_text('{"question": "1+1?", "answer": "2"}\n')
+    sums = {"name": "arithmetic", "params": {"count": 1}}
+    files = [{"name": "local", "path": str(tmp_path / name)} for name in ("algebra.jsonl", "geometry.jsonl")]
+    problems = load("mixture", params={"parts": [*files, sums, sums], "seed": None})
+    assert [p.extra["dataset"] for p in problems] == [
+        "local/algebra.jsonl",
+        "local/geometry.jsonl",
+        "arithmetic/2",
+        "arithmetic/3",
+    ]
+
+
 def test_mixture_keeps_proportions_without_repeating(shared_data: Path) -> None:
     problems = load("mixture", params={"parts": parts(shared_data, 2, 2, 1)})
     assert counts(problems) == {"gsm8k": 30, "math500": 30, "amc": 15}

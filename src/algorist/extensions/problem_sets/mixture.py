@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,7 +27,8 @@ def load_mixture(source: Source) -> list[Problem]:
 
     Without weights each part comes in whole (its own ``limit`` counts). With weights, which all parts must have, the
     parts are in proportion to them: as many problems as possible without repeating one, drawn by ``seed``. The order
-    is shuffled by ``seed``; null keeps the parts one after the other. ``subject`` stays, ``extra.dataset`` names the part.
+    is shuffled by ``seed``; null keeps the parts one after the other. ``subject`` stays, ``extra.dataset`` names the part:
+    its dataset, with the file's name, and at last the part's number, where another part would have the same name.
     """
     refuse_unknown(source.params, ("parts", "seed"), "mixture")
     if source.path is not None or source.hub is not None:
@@ -39,7 +42,14 @@ def load_mixture(source: Source) -> list[Problem]:
             "[{name: gsm8k, split: train, limit: 1000}, {name: math, path: math/train.parquet}]"
         )
     seed = source.params.get("seed", 0)
-    loaded = [_load_part(part, number) for number, part in enumerate(parts)]
+    sections = [_section(part, number) for number, part in enumerate(parts)]
+    loaded = [
+        [
+            replace(p, id=f"{number}/{p.id}", extra={**p.extra, "dataset": name})
+            for p in load_problems(section)
+        ]
+        for number, (section, name) in enumerate(zip(sections, _names(sections), strict=True))
+    ]
     weights = _weights(parts)
     if weights is not None:
         loaded = _in_proportion(loaded, weights, random.Random(f"{seed}/draw"))
@@ -85,7 +95,7 @@ def load_holdout(source: Source) -> list[Problem]:
     return [p for p in problems[cut:] if p.id not in repeated]
 
 
-def _load_part(part: dict[str, Any], number: int) -> list[Problem]:
+def _section(part: dict[str, Any], number: int) -> DatasetSection:
     values = {key: value for key, value in part.items() if key != "weight"}
     if "name" not in values:
         raise DataError(f"mixture: part {number} has no name; expected one of {', '.join(DATASETS.names())}")
@@ -106,10 +116,19 @@ def _load_part(part: dict[str, Any], number: int) -> list[Problem]:
             f"mixture: part {number} has a checker of its own file, {section.checker}; parts take registered ones: register it in a file "
             "of plugins (docs/extending.md)"
         )
-    return [
-        replace(p, id=f"{number}/{p.id}", extra={**p.extra, "dataset": section.name})
-        for p in load_problems(section)
-    ]
+    return section
+
+
+def _names(sections: list[DatasetSection]) -> list[str]:
+    """Return a name for each part: the dataset's, with the file's or the part's number where two would be the same."""
+    names = [section.name for section in sections]
+    for more in (
+        [f"/{Path(s.path).name}" if s.path else "" for s in sections],
+        [f"/{n}" for n in range(len(sections))],
+    ):
+        often = Counter(names)
+        names = [name + (add if often[name] > 1 else "") for name, add in zip(names, more, strict=True)]
+    return names
 
 
 def _weights(parts: list[dict[str, Any]]) -> list[float] | None:
