@@ -225,6 +225,8 @@ def test_contained_or_nearly_equal_answers_are_wrong(answer: str, gold: str) -> 
         ("25^\\circ\\mathrm{C}", "25 degrees Celsius", True),
         ("-4 degrees fahrenheit", "-4", True),
         ("25 degrees Celsius", "26", False),
+        ("25 Celsius", "25", True),
+        ("77 fahrenheit", "25 Celsius", False),
         ("77 degrees Fahrenheit", "77°C", False),
         ("\\text{(B) dog}", "B", True),
         ("\\text{(C) dog}", "B", False),

@@ -227,7 +227,7 @@ _IN_WORDS: tuple[tuple[str, re.Pattern[str], Any], ...] = (
     *(
         (
             scale[1:],
-            re.compile(rf"(?<=\d) *(?:degrees?|°) *[{scale[0]}{scale[0].lower()}]{scale[1:]}$"),
+            re.compile(rf"(?<=\d) *(?:degrees?|°)? *[{scale[0]}{scale[0].lower()}]{scale[1:]}$"),
             rf"^\\circ {scale[0]}",
         )
         for scale in ("Celsius", "Fahrenheit")
