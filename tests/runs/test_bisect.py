@@ -112,6 +112,7 @@ def test_training_problems_that_teach_nothing_are_the_cause(
     bad = runs("bisect-data", *STEPS, *measured, "rewards=[correct]", data=wrong)
     result = bisected(str(bad), "--trials", "20")
     assert [line.split(":")[0] for line in result["cause"]] == ["data.train"], result["cause"]
+    assert len(result["trials"]) <= 3, "a file of the user's is tried before lines that are tried one by one"
     assert "inspect" in result["next"]
 
 

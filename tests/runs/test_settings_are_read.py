@@ -65,6 +65,12 @@ def test_sft_data_without_a_name_is_the_training_data() -> None:
     data = load_recipe("math-sft", ["data.sft.correct_only=true", "data.train.path=x.jsonl"]).recipe.data
     assert data.sft is not None
     assert data.sft.model_dump() == data.train.model_dump() | {"correct_only": True}
+    columns = [
+        "data.train={name: local, path: x.jsonl, columns: {question: q, answer: a}, params: {decimal: ','}}"
+    ]
+    data = load_recipe("smoke-cpu", [*columns, "data.sft={columns: {solution: s}}"]).recipe.data
+    assert data.sft is not None and data.sft.params == {"decimal": ","}
+    assert data.sft.columns == {"question": "q", "answer": "a", "solution": "s"}
 
 
 def test_correct_only_filters_the_files_own_rows(rows: Path) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from algorist.config.other_names import ours_for
 from algorist.config.own_files import copies_of, with_copies
 from algorist.config.schema import DatasetSection, LossSection, Recipe, SFTSection
+from algorist.config.section import merged
 from algorist.config.yaml_text import ends_in_comment, leaves, read_yaml
 from algorist.errors import DAMAGED, CheckpointError, ConfigError, check_known, nearest
 from algorist.store.redact import refuse_secrets
@@ -276,7 +277,7 @@ def _over(below: _Layer, above: _Layer) -> _Layer:
     sections = {section for key in labels for section in _above(key)}
     replaced = {key for key in origins if set(_above(key)) & set(labels)}  # by a plain value or null
     rest = {k: v for k, v in origins.items() if k not in sections | replaced}
-    return _merge(values, changes), rest | labels
+    return merged(values, changes), rest | labels
 
 
 def _above(key: str) -> list[str]:
@@ -335,14 +336,6 @@ def _drop_wording(values: dict[str, Any], origins: dict[str, str], model: Any) -
         prompt.pop(key, None)
     former = {f"prompt.{key}" for key in _WORDING}
     return {key: value for key, value in origins.items() if not former & {key, *_above(key)}}
-
-
-def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in top.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _leaves(value: Any, key: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from algorist.config.section import DataPath, ModelSection, OwnCode, Section, TextPath
+from algorist.config.section import DataPath, ModelSection, OwnCode, Section, TextPath, merged
 from algorist.declared import open_schema
 from algorist.errors import ConfigError, MissingExtraError, check_known
 from algorist.objectives import ADVANTAGES, LOSSES, Reduction
@@ -140,7 +140,7 @@ class DataSection(Section):
         train = values.get("train") or {} if isinstance(values, dict) else {}
         if not isinstance(sft, dict) or "name" in sft or not isinstance(train, dict):
             return values
-        return {**values, "sft": {**train, **sft}}
+        return {**values, "sft": merged(train, sft)}
 
     @model_validator(mode="after")
     def _one_folder(self) -> DataSection:

@@ -143,3 +143,12 @@ class ModelSection(Section):
     """Train an adapter instead of all weights."""
     tiny: TinySection = Field(default_factory=TinySection)
     """Shape of the model when ``model.name`` is ``tiny``."""
+
+
+def merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with those of ``top`` in place of their own, sections in sections."""
+    result = dict(base)
+    for key, value in top.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result

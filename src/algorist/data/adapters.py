@@ -107,7 +107,8 @@ def _demonstrated(column: str) -> Callable[[Row], dict[str, Any]]:
 
 
 def _answer_or_box(row: Row) -> Any:
-    return row.get("answer") or last_boxed(str(row.get("solution", "")))
+    answer = row.get("answer")
+    return last_boxed(str(row.get("solution", ""))) if answer in (None, "") else answer
 
 
 def _gsm8k_gold(row: Row) -> str:

@@ -121,7 +121,7 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
     """
     problems, bad, unread, with_system = [], [], [], 0
     seen: set[str] = set()
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(map(_known, rows), start=1):
         values = [_value(row, column) for column in (columns.question, columns.answer, columns.solution)]
         with_system += any(who == "system" for who, _ in _turns(values[0]))
         values[0], values[2] = chat_text(values[0], "user"), chat_text(values[2], "assistant", THOUGHTS)
@@ -253,9 +253,14 @@ def _value(row: Row, column: Column) -> Any:
     value = None
     for name in (column,) if isinstance(column, str) else column:
         value = cell(row, name) if name else None  # a table that pandas wrote has a column without a name
-        if value:
+        if value or value == 0:
             break
     return value
+
+
+def _known(row: Row) -> Row:
+    """Return a row whose cells of NaN are empty, which they are in a table."""
+    return {name: value if value == value else None for name, value in row.items()}
 
 
 def cell(row: Row, name: str) -> Any:
@@ -275,7 +280,7 @@ def with_inner(row: Row, levels: int = 4) -> Row:
 
 
 def _text(value: Any) -> str:
-    if value is None or value != value:  # a table's NaN is an empty cell
+    if value is None or value != value:
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))

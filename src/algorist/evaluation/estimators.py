@@ -195,12 +195,16 @@ def summarise(samples: Sequence[Mapping[str, Any]], ks: Sequence[int] = (1, 4, 8
 def _votes(group: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, bool]]:
     """Return (answer, correct) of each sample; answers of equal value and verdict are one, in the words of the first.
 
-    A checker, or a matcher by words, may find one of two equal values right and the other wrong.
+    A checker, or a matcher by words, may find one of two equal values right and the other wrong; of a completion with several
+    answers, which is wrong, the last one counts.
     """
-    right = {row["extracted"]: bool(row["correct"]) for row in group}
-    if not any(right.values()):
-        return [(row["extracted"], False) for row in group]  # whatever most of them say
-    names = _names(list(right), lambda a, b: right[a] == right[b] and grade(a, b).correct)
+    answers, right = (
+        [row["extracted"] for row in group],
+        {row["extracted"] for row in group if row["correct"]},
+    )
+    if not right:
+        return [(answer, False) for answer in answers]  # whatever most of them say
+    names = _names(answers, lambda a, b: (a in right) == (b in right) and grade(a, b).correct)
     return [(names.get(row["extracted"]), bool(row["correct"])) for row in group]
 
 

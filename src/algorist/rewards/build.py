@@ -69,10 +69,13 @@ class RewardSet(list[Reward]):
         """
         columns = {reward.name: iter(reward.values(groups, extra)) for reward in self}
         weights = dict(zip(self.names, self.weights, strict=True))
+        counted = {
+            name for name, weight in weights.items() if weight
+        } or weights  # those of weight 0 are only logged
 
         def paid(rollout: Rollout) -> Rollout:
             score = breakdown({name: next(values) for name, values in columns.items()}, weights)
-            applies = any(value is not None for value in score.components.values())
+            applies = any(value is not None for name, value in score.components.items() if name in counted)
             return replace(rollout, rewards=score.components, reward=score.total if applies else None)
 
         return [replace(group, rollouts=[paid(rollout) for rollout in group.rollouts]) for group in groups]

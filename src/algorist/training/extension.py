@@ -138,6 +138,7 @@ class PolicyTrainer(Protocol):
     engine: Any
     tokenizer: Any
     objective: Objective
+    rewards: Any
 
     @property
     def rank(self) -> int:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from algorist.config.schema import DatasetSection
@@ -425,6 +426,24 @@ def test_mixture_joins_parts_whole(shared_data: Path) -> None:
     assert [p.extra["dataset"] for p in in_order] == ["gsm8k"] * 60 + ["math500"] * 30 + ["amc"] * 40
     assert [p.id for p in load("mixture", params={**values["params"], "seed": 1})] != [p.id for p in problems]
     assert len(load("mixture", **values, limit=7)) == 7
+
+
+def test_an_empty_cell_of_a_table_is_no_gold_answer_and_zero_is_one(tmp_path: Path) -> None:
+    """A table of numbers has NaN where a cell is empty."""
+    for name, rows, golds in (
+        ("dapo", [{"prompt": "a?", "answer": 3.0}, {"prompt": "b?", "answer": None, "solution": "4"}], ["3", "4"]),
+        ("math", [{"problem": "a?", "answer": None, "solution": "\\boxed{4}"}, {"problem": "b?", "answer": 0.0}], ["4", "0"]),
+        ("aime", [{"problem": "a?", "answer": 27}, {"problem": "b?", "answer": 0}], ["27", "0"]),
+        ("amc", [{"problem": "a?", "answer": 27.0}, {"problem": "b?", "answer": None}], None),
+        ("svamp", [{"Body": "b.", "Question": "q?", "Answer": 1.5}, {"Body": "b.", "Question": "r?", "Answer": None}], None),
+    ):  # fmt: skip
+        path = tmp_path / f"{name}.parquet"
+        pandas.DataFrame(rows).to_parquet(path)
+        if golds is None:
+            with pytest.raises(DataError, match=r"row 2 has no (gold answer|answer)"):
+                load(name, path)
+        else:
+            assert [p.answer for p in load(name, path)] == golds, name
 
 
 def test_a_mixtures_parts_of_one_dataset_have_their_own_names(tmp_path: Path) -> None:

@@ -284,6 +284,17 @@ def test_spellings_of_an_answer_vote_together() -> None:
     assert summarise(rows, ks=(1,))["maj@6"].value == 0.0
 
 
+def test_an_answer_that_one_completion_contradicts_still_wins_the_vote() -> None:
+    """Of a completion with two answers the last one is compared with the others', and it is wrong: the order of samples is no matter."""
+    rows = [
+        {"problem_id": "p", "greedy": False, "extracted": "7", "correct": right}
+        for right in (True, True, False)
+    ]
+    for order in (rows, rows[::-1]):
+        metrics = summarise(order, ks=(1, 2))
+        assert metrics["maj@2"].value == metrics["maj@3"].value == 1.0
+
+
 def test_majority_by_hand() -> None:
     # 7 7 8: 7 is right; every pair but the one that is 7 7 ties
     votes = [("7", True), ("7", True), ("8", False)]

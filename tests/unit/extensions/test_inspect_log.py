@@ -61,6 +61,15 @@ def test_parts_of_the_log(log: Path) -> None:
     assert sample["scores"]["correct"] == {"value": "I", "answer": "3", "explanation": "different"}
 
 
+def test_ids_that_differ_in_signs_are_samples_of_their_own(tmp_path: Path) -> None:
+    ids = ("2023/I-1", "2023-I-1", "2023 I 1", "α")
+    rows = [ROWS[0] | {"problem_id": name} for name in ids]
+    artifact = Artifact("sft", "tiny", "sums", {}, {"greedy_accuracy": Interval(1.0, 0.5, 1.0, 4)}, rows)
+    with zipfile.ZipFile(EXPORTERS.get("inspect")(artifact, tmp_path / "logs", "sums")) as archive:
+        samples = [json.loads(archive.read(n)) for n in archive.namelist() if n.startswith("samples/")]
+    assert sorted(sample["id"] for sample in samples) == sorted(ids)
+
+
 @pytest.mark.skipif(
     "INSPECT_PYTHON" not in os.environ, reason="INSPECT_PYTHON names no Python that has inspect_ai"
 )

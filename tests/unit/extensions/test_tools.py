@@ -6,6 +6,7 @@ import dataclasses
 import json
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,18 +24,19 @@ from algorist.extensions.toolbox.calculator import Calculator, NotArithmetic, as
 from algorist.extensions.tools.formats import CallFormat
 from algorist.extensions.tools.section import ToolsSection
 from algorist.extensions.tools.source import Tools
-from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
+from algorist.extensions.tools.watch import FailingBatches, turn_metrics
 from algorist.models.tiny import train_tokenizer
 from algorist.objectives import Objective, advantage_named, loss_named
 from algorist.prompts import get_format
 from algorist.prompts.attached import Asked, attached
 from algorist.prompts.base import PromptFormat
 from algorist.prompts.chat import attach
+from algorist.rewards import build_rewards
 from algorist.rollouts.base import Completions, Prompts, SamplingParams, Turns
 from algorist.rollouts.collect import collect
 from algorist.rollouts.row_state import Rows
-from algorist.training.extension import Extensions, Sampled
-from algorist.training.objective import advantages_of
+from algorist.training.extension import Extensions
+from algorist.training.objective import advantages_of, useful
 from algorist.training.sft import demonstrations, tokenize_demonstrations
 from algorist.types import Group, Problem, Rollout
 
@@ -585,29 +587,21 @@ def test_what_neither_calls_nor_answers_can_be_left_out() -> None:
     rollouts = rollouts_of(
         form, "nothing", "<calculator>1+1</calculator>", "<answer>42</answer>", "<answer>7</answer>"
     )
-    rewarded = [dataclasses.replace(r, reward=float(i % 2)) for i, r in enumerate(rollouts)]
-    groups = [Group(Problem("p", "q", "42"), "q", [1], rewarded)]
+    groups = [Group(Problem("p", "q", "42"), "q", [1], rollouts)]
     metrics = turn_metrics(groups)
     assert metrics["tools/void_share"] == 0.25 and metrics["tools/called_share"] == 0.25
     assert metrics["tools/failed_share"] == 0 and metrics["tools/refused_share"] == 0
-    (group,) = without_void(groups)
-    assert [r.reward for r in group.rollouts] == [None, 1.0, 0.0, 1.0]
-    single = [
-        dataclasses.replace(r, rewards={"correct": float(i > 0)}, reward=float(i > 0))
-        for i, r in enumerate(rollouts)
-    ]
-    pair = without_void(
-        [dataclasses.replace(group, rollouts=single), dataclasses.replace(group, rollouts=rewarded)]
-    )
-    objective = Objective(loss_named("dapo"), advantage_named("per_reward_normalized"), {"correct": 1.0})
-    assert not advantages_of(pair[:1], objective).any(), (
-        "the others are equal, and the void one is not compared"
-    )
-    for drop, rewards in ((True, [None, 1.0, 0.0, 1.0]), (False, [0.0, 1.0, 0.0, 1.0])):
+    for drop, totals in ((True, [None, 0.0, 1.0, 0.0]), (False, [0.0, 0.0, 1.0, 0.0])):
         recipe = load_recipe(
             "smoke-cpu", [f"tools={{use: [calculator], drop_void: {str(drop).lower()}}}"]
         ).recipe
-        sampled = Sampled([], list(groups))
-        for part in Extensions.of(recipe):
-            part.groups(sampled, None)  # type: ignore[arg-type]
-        assert [r.reward for r in sampled.groups[0].rollouts] == rewards
+        trainer = SimpleNamespace(rewards=build_rewards(["correct"]))
+        (tools,) = (part for part in Extensions.of(recipe) if part.name == "tools")
+        tools.prepare(None, trainer)  # type: ignore[arg-type]
+        assert trainer.rewards.names == ["correct"] and trainer.rewards.weights == [1.0]
+        (group,) = trainer.rewards.pay(groups)
+        assert [r.reward for r in group.rollouts] == totals
+        right = dataclasses.replace(group, rollouts=[group.rollouts[i] for i in (0, 2, 2, 2)])
+        assert useful([group, right]) == [True, not drop], "a group is judged without its void rollouts"
+        objective = Objective(loss_named("dapo"), advantage_named("per_reward_normalized"), {"correct": 1.0})
+        assert bool(advantages_of([right], objective).any()) is not drop

@@ -414,6 +414,25 @@ def test_a_reward_of_weight_zero_is_told_and_not_counted() -> None:
     assert told.components == {"correct": 0.0, "well_formed": 1.0} and told.total == 0.0
 
 
+def test_a_reward_of_weight_zero_changes_no_total() -> None:
+    """A completion that every weighted reward leaves out has no total, whatever is logged beside them."""
+    rollouts = [
+        Rollout([1], text, None, False, get_format("reasoning_answer").parse(text))
+        for text in (RIGHT, "none")
+    ]
+    groups = [Group(Problem("p", "q", "12"), "q", [1], rollouts)]
+
+    def verdict(completions: list[str], **_: Any) -> list[float | None]:
+        return [1.0 if text == RIGHT else None for text in completions]
+
+    for weights in ([], [{"name": "well_formed", "weight": 0.0}]):
+        (group,) = build_rewards([verdict, *weights]).pay(groups)
+        assert [r.reward for r in group.rollouts] == [1.0, None], weights
+        assert len(group.rollouts[1].rewards) == 1 + len(weights)
+    only = build_rewards([{"name": "well_formed", "weight": 0.0}])
+    assert [r.reward for r in only.pay(groups)[0].rollouts] == [0.0, 0.0], "a teacher alone"
+
+
 def test_rewards_explain_on_the_command_line(call: Cli) -> None:
     completion = "<think>\nStep 1: a\nStep 2: b\nStep 3: c\n</think>\n\n<answer>\n4\n</answer>"
     command = ("rewards", "explain", "--json", "--recipe", "r1-zero-numina")

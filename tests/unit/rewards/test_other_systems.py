@@ -10,8 +10,10 @@ import pytest
 
 from algorist import trl_reward
 from algorist.config.load import load_recipe
+from algorist.data.problems import fitting_demonstrations
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import artifact_names, read_artifact
+from algorist.models.tiny import train_tokenizer
 from algorist.rewards import build_rewards
 from algorist.runs.draft import Draft
 from algorist.runs.pipeline import run_recipe
@@ -274,5 +276,8 @@ def test_correct_only_keeps_what_the_reward_pays(tmp_path: Path, call: Cli) -> N
         assert any(
             f"{5 - count} of 5 right demonstrations are paid nothing by r1_zero" in r for r in plan.remarks
         )
+        plan.recipe.data.sft.max_prompt_tokens = 400  # type: ignore[union-attr]
+        fitting = fitting_demonstrations(plan.recipe, plan.problems.sft, plan.form, train_tokenizer(["abc"]))
+        assert len(fitting) == count, "a filter by length brings none of them back"
     graded = call("grade", "--file", str(path), "--format", "r1_zero", "--json")
     assert [row["correct"] for row in json.loads(graded.stdout)["verdicts"]] == [True] * 5, graded.stderr

@@ -198,13 +198,16 @@ class Bisection:
         else:
             together, alone = neutral_suspects(self.recipe), self._alone()
         try:
-            proposed = [] if self.good is not None else self._proposed()
-            if proposed and (trial := self._try(proposed)).size and trial.learned:
-                self.cause = self._fewest(proposed, ())
-                return
-            if together and (whole := self._try(together)).size and (whole.learned or self.good is not None):
-                self.cause = self._fewest(together, ())
-                return
+            first = (
+                [together]
+                if self.good is not None
+                else [self._proposed(), together, self._own_problems(alone)]
+            )
+            for lines in filter(None, first):
+                trial = self._try(lines)
+                if trial.size and (trial.learned or self.good is not None):
+                    self.cause = self._fewest(lines, ())
+                    return
             parts = (together, *_halves(together)) if len(together) > 1 else ()
             tried = [self._try(part) for part in (*parts, *([suspect] for suspect in alone))]
             known = self.end.evaluation is not None  # else rollouts alone tell, whose golds may be wrong
@@ -247,6 +250,10 @@ class Bisection:
                 now = self.recipe.data.train.model_dump(mode="json")
                 suspects.append(Suspect("data.train", now, self._dataset(half)))
         return suspects
+
+    def _own_problems(self, alone: Sequence[Suspect]) -> list[Suspect]:
+        """Return the line of the training problems where they are a file of the user's: a gold in it may be wrong."""
+        return [s for s in alone if s.key == "data.train" and self.recipe.data.train.path is not None]
 
     def _dataset(self, problems: Sequence[Problem]) -> dict[str, Any]:
         """Write problems to a file and return the dataset."""

@@ -55,7 +55,10 @@ def export_inspect(artifact: Artifact, folder: Path, task: str) -> Path:
     header = start | {"status": "success", "results": counts | {"scores": scores}}
     header["stats"] = {"started_at": created, "completed_at": completed, "model_usage": {}}
     keys = ("id", "epoch", "input", "target", "scores", "metadata", "model_usage", "total_time")
-    files = {f"samples/{_plain(s['id'])}_epoch_{s['epoch']}.json": s for s in samples}
+    files: dict[str, Any] = {}
+    for number, sample in enumerate(samples):
+        name = f"samples/{_plain(sample['id'])}_epoch_{sample['epoch']}"
+        files[f"{name}_{number}.json" if f"{name}.json" in files else f"{name}.json"] = sample
     summaries = [
         {key: s[key] for key in keys} | {"completed": True, "message_count": len(s["messages"])}
         for s in samples

@@ -13,8 +13,8 @@ from algorist.extensions.tools.preview import preview
 from algorist.extensions.tools.rules import RULES
 from algorist.extensions.tools.section import ToolKeys
 from algorist.extensions.tools.source import Tools
-from algorist.extensions.tools.watch import FailingBatches, turn_metrics, without_void
-from algorist.training.extension import Control, Event, Extension, Sampled, SamplingTrainer, extension
+from algorist.extensions.tools.watch import FailingBatches, PaidWithoutVoid, turn_metrics
+from algorist.training.extension import Control, Event, Extension, PolicyTrainer, extension
 
 
 @extension
@@ -35,9 +35,9 @@ class ToolUse(Extension):
     def preview(self, look: Any) -> Mapping[str, Any] | None:
         return preview(self.recipe, self.source, look) if hasattr(look, "groups") else None
 
-    def groups(self, sampled: Sampled, sampler: SamplingTrainer) -> None:
+    def prepare(self, model: Any, trainer: PolicyTrainer) -> None:
         if self.recipe.tools is not None and self.recipe.tools.drop_void:
-            sampled.groups = without_void(sampled.groups)
+            trainer.rewards = PaidWithoutVoid(trainer.rewards)
 
     def seen(self, event: Event) -> Control | None:
         if event.kind != "sampled":

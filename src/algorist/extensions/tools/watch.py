@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from algorist.errors import TrainingError
 from algorist.extensions.environments.reward import REWARD
 from algorist.extensions.tools.replies import REFUSED
+from algorist.rewards import RewardSet
 from algorist.types import ENVIRONMENT, Group, Rollout, Turn
 
 OF_ENVIRONMENT = (ENVIRONMENT, REWARD)
@@ -46,13 +48,18 @@ def is_void(rollout: Rollout) -> bool:
     return all(turn.source == REWARD for turn in rollout.turns) and rollout.parsed.answer is None
 
 
-def without_void(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with void rollouts without a reward: they count in no mean, and nothing is learned from them.
+class PaidWithoutVoid(RewardSet):
+    """Rewards that void rollouts do not get: they count in no mean, in no judgement of a group, and nothing is learned from them.
 
     Source: SimpleTIR (2509.02479), which filters trajectories with void turns.
     """
-    unpaid = (([replace(r, reward=None) if is_void(r) else r for r in g.rollouts], g) for g in groups)
-    return [replace(g, rollouts=rollouts) for rollouts, g in unpaid]
+
+    def pay(self, groups: Sequence[Group], extra: Mapping[str, Any] | None = None) -> list[Group]:
+        """Return the groups with their rewards, as those of any recipe; the total of a void rollout is None."""
+        return [
+            replace(group, rollouts=[replace(r, reward=None) if is_void(r) else r for r in group.rollouts])
+            for group in super().pay(groups, extra)
+        ]
 
 
 class FailingBatches:
