@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 import reasoning_gym
 
+from algorist.cli.benchmark_option import read_benchmarks
 from algorist.data import load_problems
 from algorist.data.base import Source
-from algorist.evaluation.benchmark_option import read_benchmarks
 from algorist.evaluation.estimators import Z95
 from algorist.extensions.environments.process import _seed
 from algorist.extensions.environments.user import Environments

@@ -13,9 +13,9 @@ from typing import Any
 
 from measure import save_json
 
+from algorist.extensions.published_rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist.prompts import FORMATS
 from algorist.rewards import REWARDS, build_rewards
-from algorist.rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist_grader import MATCHERS, boxed, extract, grade, grade_completion, hash_answer, last_boxed
 
 SIZE = 1_000_000

@@ -36,14 +36,10 @@ if TYPE_CHECKING:
     from algorist.objectives import token_losses as token_losses
     from algorist.prompts import get_format as get_format
     from algorist.prompts.chat import encode_prompt as encode_prompt
-    from algorist.rewards import DEFAULT_REWARD_WEIGHTS as DEFAULT_REWARD_WEIGHTS
     from algorist.rewards import RewardBreakdown as RewardBreakdown
     from algorist.rewards import build_rewards as build_rewards
-    from algorist.rewards import default_reward_functions as default_reward_functions
     from algorist.rewards import reward as reward
     from algorist.rewards import trl_reward as trl_reward
-    from algorist.rewards.systems import question_only_reward_fn as question_only_reward_fn
-    from algorist.rewards.systems import r1_zero_reward_fn as r1_zero_reward_fn
     from algorist.rollouts import make_engine as make_engine
     from algorist.rollouts.base import SamplingParams as SamplingParams
     from algorist.rollouts.collect import collect as collect
@@ -62,8 +58,7 @@ _MODULES = {
     "objectives": "advantage loss policy_loss token_losses",
     "prompts": "get_format",
     "prompts.chat": "encode_prompt",
-    "rewards": "DEFAULT_REWARD_WEIGHTS RewardBreakdown build_rewards default_reward_functions reward trl_reward",
-    "rewards.systems": "question_only_reward_fn r1_zero_reward_fn",
+    "rewards": "RewardBreakdown build_rewards reward trl_reward",
     "rollouts": "make_engine",
     "rollouts.base": "SamplingParams",
     "rollouts.collect": "collect",

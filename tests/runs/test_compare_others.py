@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from algorist.cli.imported import read_imported
 from algorist.cli.main import main
 from algorist.evaluation.artifact import read_artifact
 from algorist.evaluation.compare import compare
 from algorist.evaluation.doors import EXPORTERS
-from algorist.evaluation.imported import read_imported
 from tests.unit.evaluation.test_compare import artifact, make_samples, write
 
 OTHERS = Path(__file__).resolve().parents[1] / "data" / "others"

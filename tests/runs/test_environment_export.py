@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from algorist.cli.benchmark_option import read_benchmarks
 from algorist.data import load_problems
 from algorist.data.base import Source
-from algorist.evaluation.benchmark_option import read_benchmarks
 from algorist.extensions.verifiers import taskset
 from algorist.prompts import get_format
 from algorist.rewards import build_rewards

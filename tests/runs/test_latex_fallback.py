@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from algorist.rewards.systems import formula_in
+from algorist.extensions.published_rewards.systems import formula_in
 from algorist.store.read import query
 from algorist_grader import grade
 

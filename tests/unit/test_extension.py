@@ -42,7 +42,6 @@ SECTIONS = {"recipe", "section", "grpo", "sft", "eval", "model", "held_out"}
 EXCEPTIONS = {
     "data/load.py": "the key hub of a dataset is its name there",
     "config/schema.py": "the key hub of a dataset is its name there",
-    "data/adapters.py": "unsloth is who published the dataset",
     "diagnosis/rules.py": "a rule proposes whichever key of the recipe cures a fault",
     "cli/diagnose_command.py": "doctor says whether the engine vllm can be used",
     "cli/trl_script.py": "which keys the arguments of another trainer become",
@@ -128,6 +127,7 @@ TOGETHER = {
     ("environments", "toolbox"): "what an answer is",
     ("served_teacher", "teacher"): "it is a teacher, elsewhere",
     ("served_teacher", "openai_server"): "how a server is asked",
+    ("toolkit", "published_rewards"): "its default rewards",
     ("mlx", "vllm"): "an adapter is merged for either of them alike",
 }
 """Extensions that import another one."""

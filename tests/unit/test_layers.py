@@ -244,6 +244,6 @@ def test_what_not_every_system_has_is_in_two_modules(modules: list[Module]) -> N
 @pytest.mark.slow
 def test_a_member_of_a_registry_can_be_imported_by_its_name() -> None:
     """The registry would open, and import it half."""
-    code = "import algorist.rewards.systems as s; from algorist.rewards.base import REWARDS; print('accuracy' in REWARDS)"
+    code = "import algorist.extensions.published_rewards.systems as s; from algorist.rewards.base import REWARDS; print('accuracy' in REWARDS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr

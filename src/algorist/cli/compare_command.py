@@ -47,8 +47,8 @@ class Compared(Result):
     reference: str
 
     def view(self, width: int) -> View:
+        from algorist.cli.few_problems import too_few
         from algorist.evaluation.compare import without_the_form
-        from algorist.evaluation.protocols import too_few
 
         for key, values in self.settings.items():
             yield f"{key}: {one_line(values[0], 60)} → {one_line(values[1], 60)}"
@@ -155,8 +155,8 @@ def compare(
 
 def _read(path: Path, score: str | None) -> Artifact:
     """Return an evaluation of algorist's, or of another program's file."""
+    from algorist.cli.imported import fits, forms, read_imported
     from algorist.evaluation.artifact import read_artifact
-    from algorist.evaluation.imported import fits, forms, read_imported
 
     if path.is_file() and not path.with_suffix(".parquet").is_file():
         if fits(path):

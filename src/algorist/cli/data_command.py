@@ -333,11 +333,11 @@ def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)
 
     Example: algorist data overlap gsm8k,split=train gsm8k,split=test
     """
+    from algorist.cli.benchmark_option import read_benchmarks
     from algorist.cli.eval_command import columns_of
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError
-    from algorist.data.leakage import shared_questions
-    from algorist.evaluation.benchmark_option import read_benchmarks
+    from algorist.diagnosis.leakage import shared_questions
     from algorist.evaluation.estimators import wilson
 
     def problems(text: str, split: str) -> list[Problem]:
@@ -357,11 +357,11 @@ def overlap(train: str, held_out: str, words: Annotated[int, typer.Option(min=3)
 
 
 def _load(name: str, path: str | None, split: str, column: list[str] | None) -> list[Problem]:
+    from algorist.cli.benchmark_option import after_the_name, read_benchmarks
     from algorist.config.schema import DatasetSection
     from algorist.data import load_problems
     from algorist.data.columns import ColumnError
     from algorist.errors import DataError
-    from algorist.evaluation.benchmark_option import after_the_name, read_benchmarks
 
     columns = {field: str(name) for field, name in read_pairs("--column", column, "question=Body").items()}
     section = DatasetSection(name=name, path=path, split=split)

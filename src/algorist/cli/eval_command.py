@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from algorist.config.schema import EvalSection, Recipe
     from algorist.data.columns import ColumnError
     from algorist.evaluation.artifact import Artifact
-    from algorist.evaluation.benchmark_option import Benchmark
     from algorist.evaluation.estimators import Interval
+    from algorist.evaluation.protocols import Benchmark
     from algorist.runs.solve import Evaluated
     from algorist.types import Problem
 
@@ -259,9 +259,9 @@ OPTIONS = {"grpo.max_completion_tokens": "--max-new-tokens"}
 
 def _hints(done: Evaluated, artifact: str, trained: list[Problem]) -> list[str]:
     """List hints: findings of the rules, too few problems, problems that were trained on."""
+    from algorist.cli.few_problems import too_few
     from algorist.diagnosis.diagnose import of_evaluation
     from algorist.diagnosis.facts import leaked_text
-    from algorist.evaluation.protocols import too_few
     from algorist.types import Problem
 
     rows, protocol = done.artifact.samples, done.artifact.protocol
@@ -300,7 +300,8 @@ def _benchmarks(
     name: str | None,
 ) -> list[Benchmark]:
     """Return what ``--data`` names, or the recipe's own held-out set; ``name`` is that of one artifact."""
-    from algorist.evaluation.benchmark_option import Benchmark, read_benchmarks
+    from algorist.cli.benchmark_option import read_benchmarks
+    from algorist.evaluation.protocols import Benchmark
 
     if data:
         benchmarks = read_benchmarks(data, split=split or "test", path=path, limit=limit)
@@ -333,8 +334,8 @@ def columns_of(error: ColumnError, option: str, before: str = "") -> str:
 
 def _named_as_on_command_line(evaluated: Iterator[Evaluated], data: list[str]) -> Iterator[Evaluated]:
     """Pass the evaluations on; columns and keys of a dataset are named as ``--data`` takes them."""
+    from algorist.cli.benchmark_option import after_the_name
     from algorist.data.columns import ColumnError
-    from algorist.evaluation.benchmark_option import after_the_name
 
     try:
         yield from evaluated

@@ -154,6 +154,18 @@ def _rollout(row: dict[str, Any]) -> str:
 
 def _text(row: dict[str, Any]) -> str:
     """Return a completion with the replies to it, and its calls."""
-    from algorist.store.write import call_lines, conversation
+    from algorist.store.write import conversation
 
-    return "\n".join([compact(conversation(row)), *call_lines(row)])
+    return "\n".join([compact(conversation(row)), *_call_lines(row)])
+
+
+def _call_lines(row: dict[str, Any]) -> list[str]:
+    """Return one line for each call of a stored completion: tool, time, what was asked, what came."""
+    from algorist.types import ENVIRONMENT
+
+    return [
+        f"[{turn['source']}, {1000 * (turn['seconds'] or 0):.1f} ms{', ' + turn['error'] if turn['error'] else ''}] "
+        f"{' ⏎ '.join(turn['request'].strip().splitlines())[:200]} → {' ⏎ '.join(turn['reply'].splitlines())[:200]}"
+        for turn in row.get("turns") or ()
+        if turn["source"] != ENVIRONMENT
+    ]

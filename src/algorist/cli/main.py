@@ -53,7 +53,7 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # for what Apple's GPU has no kernel
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin keep others from working
     _let_gpu_memory_grow()
-    from algorist.store.safe_text import SafeStream
+    from algorist.cli.safe_stream import SafeStream
 
     _end_like_ctrl_c(launched="--worker" in arguments)
     safe: Any = (SafeStream(sys.stdout), SafeStream(sys.stderr))

@@ -43,10 +43,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from algorist.cli.safe_stream import SafeStream
 from algorist.cli.verbs import VERBS
 from algorist.parameters import meanings_of
 from algorist.store.run_log import Lines, step_line
-from algorist.store.safe_text import SafeStream, json_text, printable
+from algorist.store.safe_text import json_text, printable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; its keys: docs/json.md.")]

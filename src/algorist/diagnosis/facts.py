@@ -215,7 +215,7 @@ def leaked(f: Facts) -> str | None:
 
 def leaked_text(training: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
     """Return how many held-out problems are also trained on, with one of them; None where there is none."""
-    from algorist.data.leakage import (
+    from algorist.diagnosis.leakage import (
         overlap,  # which reads the schema, to which extensions add keys and rules
     )
 

@@ -20,7 +20,7 @@ from algorist.errors import DAMAGED, CheckpointError, ConfigError, DataError
 from algorist.evaluation.console import breakdown
 from algorist.evaluation.estimators import Interval
 from algorist.store.atomic import replace_file, replace_text
-from algorist.store.write import SCHEMA
+from algorist.store.write import SCHEMA, valid_text
 
 _NEEDED = ("problem_id", "greedy", "correct")
 
@@ -125,7 +125,7 @@ def _table(samples: Sequence[Mapping[str, Any]], dataset: str) -> pyarrow.Table:
             raise DataError(
                 f"sample {index} has no {', '.join(missing)}; every sample needs {', '.join(_NEEDED)}"
             )
-        clean = {k: _clean(v) for k, v in row.items()} | {"dataset": row.get("dataset") or dataset}
+        clean = valid_text(row) | {"dataset": row.get("dataset") or dataset}
         rewards = row.get("rewards") or {}
         clean["rewards"] = list(rewards.items()) if isinstance(rewards, Mapping) else rewards
         rows.append(clean)
@@ -136,12 +136,6 @@ def _table(samples: Sequence[Mapping[str, Any]], dataset: str) -> pyarrow.Table:
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"a sample does not fit the schema: {error}") from error
     return table
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str) and not value.isascii():
-        return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
-    return value
 
 
 def plain_numbers(metrics: Mapping[str, Interval]) -> dict[str, dict[str, float | int | None]]:

@@ -56,7 +56,7 @@ def start_findings(run: Any) -> list[Finding]:
     from algorist.diagnosis.settings import Settings
     from algorist.diagnosis.tokenization import tokenization_facts
     from algorist.models.modes import context_of
-    from algorist.training.training_arguments import grpo_steps, sft_steps
+    from algorist.preflight.time import grpo_steps, sft_steps
 
     plan, recipe, policy, train, sft = run.plan, run.recipe, run.policy, run.train, run.sft
     context = context_of(policy.model)

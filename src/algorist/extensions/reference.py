@@ -63,12 +63,12 @@ class Reference:
     """
 
     def __init__(self, model: Any) -> None:
-        from algorist.training.distributed import is_sharded, sharded_copy
+        from algorist.models.sharding import is_sharded
 
         self.model: torch.nn.Module | None = None
         if not hasattr(model, "peft_config"):
             copied = (
-                sharded_copy(model) if is_sharded(model) else copy.deepcopy(model, _in_compute_type(model))
+                _sharded_copy(model) if is_sharded(model) else copy.deepcopy(model, _in_compute_type(model))
             )
             self.model = copied.requires_grad_(False).eval()
             return
@@ -112,3 +112,21 @@ def _activate(model: Any, adapter: str) -> None:
     model.set_adapter(adapter)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained and NAME not in name.split("."))
+
+
+def _sharded_copy(model: Any) -> Any:
+    """Return a copy of a model that FSDP2 shards: each process copies its part."""
+    from accelerate import init_empty_weights
+
+    from algorist.models.precision import compute_dtype, set_compute, weight_dtype
+    from algorist.models.sharding import plain_class
+    from algorist.training.distributed import shard
+
+    parts = {name: part.clone() for name, part in model.state_dict().items()}
+    with init_empty_weights(include_buffers=False):
+        copied = plain_class(model)(model.config)
+    set_compute(copied, compute_dtype(model))
+    shard(copied.to(weight_dtype(model)), next(iter(parts.values())).device, send=False)
+    copied.load_state_dict(parts, assign=True)
+    copied.tie_weights()
+    return copied

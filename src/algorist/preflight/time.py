@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from algorist.config.schema import Recipe
+from algorist.config.schema import GRPOSection, Recipe, SFTSection
 from algorist.data.problems import Problems
 from algorist.diagnosis.settings import Settings
 from algorist.models.load import Policy
@@ -36,7 +36,6 @@ from algorist.store.stages import STAGES
 from algorist.training.batch import Batch
 from algorist.training.grpo_setup import sampling_params
 from algorist.training.log_probs import LogProbs
-from algorist.training.training_arguments import grpo_steps, sft_steps
 from algorist.types import Problem
 from algorist_grader.system import waited
 
@@ -427,3 +426,23 @@ def long_facts(recipe: Recipe, times: Mapping[str, Any], *, laptop: bool) -> dic
         "evening": within(recipe, times, EVENING_S),
         "laptop": laptop,
     }
+
+
+def sft_steps(section: SFTSection, demonstrations: int) -> int:
+    """Return the optimiser steps of SFT (one process); the last, smaller batch of an epoch counts."""
+    if section.max_steps:
+        return section.max_steps
+    per_epoch = math.ceil(
+        math.ceil(demonstrations / section.batch_size) / section.gradient_accumulation_steps
+    )
+    return max(1, math.ceil(section.epochs * per_epoch))
+
+
+def grpo_steps(section: GRPOSection, problems: int) -> int:
+    """Return the optimiser steps of GRPO (one process); problems that fill no rollout batch are left out of an epoch."""
+    if section.max_steps:
+        return section.max_steps
+    batches = problems // max(1, section.rows // section.group_size)
+    per_step = section.batch_size * section.gradient_accumulation_steps
+    per_epoch = batches * section.num_iterations * section.rows / per_step
+    return max(1, math.ceil(section.epochs * per_epoch))

@@ -385,7 +385,7 @@ def _tried(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
             yield Group(problem, problem.question, [1], part)
 
 
-REWARDS: Registry[Reward] = Registry("reward", ["algorist.rewards.basic", "algorist.rewards.systems"])
+REWARDS: Registry[Reward] = Registry("reward", ["algorist.rewards.basic"])
 
 
 def as_reward(name: str, function: Callable[..., Any]) -> Reward:

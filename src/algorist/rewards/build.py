@@ -17,12 +17,6 @@ from algorist.types import Group, Problem, Rollout
 
 log = logging.getLogger("algorist.rewards.build")
 
-DEFAULT_REWARDS = ("correctness_numeric", "numeric", "tag_fraction")
-"""Names of the default rewards; a new one is registered in its theme's file and added here."""
-
-DEFAULT_REWARD_WEIGHTS = [1.0, 0.1, 0.1]
-"""Weights of the default rewards, in their order; the greatest total is 1.2."""
-
 
 @dataclass(frozen=True, slots=True)
 class RewardBreakdown:
@@ -165,12 +159,6 @@ def _published_for(rewards: Sequence[Reward]) -> str:
         return "reasoning_answer"
     same = (name for name in FORMATS for tags in own.values() if FORMATS.get(name).tags == tags)
     return next(same, "reasoning_answer")
-
-
-def default_reward_functions(prompt_format: str = "reasoning_answer") -> RewardSet:
-    """Return the default rewards with their weights."""
-    specs = [{"name": n, "weight": w} for n, w in zip(DEFAULT_REWARDS, DEFAULT_REWARD_WEIGHTS, strict=True)]
-    return build_rewards(specs, prompt_format)
 
 
 def trl_reward(

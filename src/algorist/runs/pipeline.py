@@ -26,6 +26,7 @@ from algorist.data.problems import (
     fitting_demonstrations,
     fitting_problems,
     longest_sequence,
+    refuse_beyond_context,
     tokenizer_texts,
     trained_otherwise,
     unreadable_golds,
@@ -36,6 +37,7 @@ from algorist.models.attention import describe
 from algorist.models.load import Policy, keep_base, load_policy, make_policy, settle
 from algorist.models.loaders import own_loader
 from algorist.models.memory import bounded_memory
+from algorist.models.modes import context_of
 from algorist.models.sharding import shapes_of
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import opened_by_template
@@ -47,7 +49,6 @@ from algorist.runs.begin import hold_folder
 from algorist.runs.draft import Draft
 from algorist.runs.evaluate import evaluate_stage
 from algorist.runs.plan import Plan, make_plan
-from algorist.runs.start import check_start
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
 from algorist.store.stages import LAST_FIRST, STAGES, START, lost_model, step_of
@@ -246,7 +247,6 @@ def run_grpo(run: Run) -> None:
         run.notes.on_failures(rewards, len(rows))
         run.event("rollouts", "grpo", step, rows=rows)
 
-    run.processes.from_main(lambda: check_enough_problems(len(run.train), section))
     with whole_weights(policy.model):  # ZeRO-3 loads a later stage's model in parts
         engine = make_engine(section.engine, policy.model, policy.tokenizer, section=section, together=True)
     with RolloutWriter(run.folder.path / "rollouts") if run.processes.main else NoRollouts() as store:
@@ -312,14 +312,14 @@ def _load_start(run: Run) -> None:
         run.policy = _placed(run, make)
         if run.recipe.model.name == "tiny" and run.recipe.model.lora is not None:
             run.processes.from_main(partial(keep_base, run.policy, run.folder.path / "base"))
-    tokenizer = run.policy.tokenizer
+    model, tokenizer = run.policy.model, run.policy.tokenizer
     run.plan = replace(run.plan, form=opened_by_template(run.plan.form, tokenizer))
     attach_asking(tokenizer, run.recipe, run.prompt_format)
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, tokenizer)
     if run.plan.trains("sft"):
         run.sft = fitting_demonstrations(run.recipe, run.sft, run.prompt_format, tokenizer)
     run.held_out = fitting_problems(run.recipe.data.eval, run.held_out, run.prompt_format, tokenizer)
-    every = list(run.policy.model.parameters())
+    every = list(model.parameters())
     packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte
     count = sum(math.prod(q.shape) if q else p.numel() for p, q in zip(every, packed, strict=True))
     trained = sum(p.numel() for p in every if p.requires_grad)
@@ -329,13 +329,22 @@ def _load_start(run: Run) -> None:
     ]
     if run.processes.count > 1 and hasattr(run.policy.model, "peft_config"):
         lines.append("warning: an adapter in several processes is less tried; all weights: model.lora=null")
-    run.processes.from_main(partial(check_start, run.plan, run.policy, run.train, run.held_out))
+    run.processes.from_main(lambda: _check_start(run, tokenizer, context_of(model)))
     for line in lines:
         if line not in run.reported:  # a sharded model is loaded again after each stage
             run.display.say(line)
     run.reported.update(lines)
     run.event("loaded")
     refuse_what_cannot_fit(run.policy.model, run.recipe, [s for s in STAGES if run.plan.trains(s)])
+
+
+def _check_start(run: Run, tokenizer: Any, context: int | None) -> None:
+    """Refuse what would fail after hours: prompts that fill the context, fewer problems than a rollout batch takes (ConfigError)."""
+    if run.recipe.eval.enabled:
+        refuse_beyond_context("eval", run.held_out, run.prompt_format, tokenizer, context)
+    if run.plan.trains("grpo"):
+        refuse_beyond_context("train", run.train, run.prompt_format, tokenizer, context)
+        check_enough_problems(len(run.train), run.recipe.grpo)
 
 
 def _placed(run: Run, load: Callable[..., Policy]) -> Policy:

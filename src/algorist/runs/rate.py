@@ -9,14 +9,8 @@ from typing import Any
 
 from algorist.config.schema import Recipe
 from algorist.data.load import key_of, read_table
-from algorist.data.problems import fitting_problems
-from algorist.errors import ConfigError
-from algorist.models.load import policy_of
-from algorist.runs.asking import attach_asking
-from algorist.runs.draft import Draft
 from algorist.runs.pass_rates import protocol_of, table_path
-from algorist.runs.plan import make_plan
-from algorist.runs.sample import sample_problems
+from algorist.runs.sample import ready, sample_problems
 from algorist.store.atomic import replace_text
 
 
@@ -41,35 +35,25 @@ def rate(
     Raises:
         AlgoristError: The model or the problems cannot be loaded.
     """
-    if (model or recipe.model.name) == "tiny":
-        raise ConfigError(
-            "model.name is tiny: made from scratch, it solves nothing before it is trained. Rate what SFT has made of it: algorist "
-            "data rate RECIPE --model RUN/sft/final"
-        )
     unrated = recipe.data.train.model_copy(update={"pass_rate": None, "pass_rates": None})
     data = recipe.data.model_copy(update={"train": unrated})
     own = recipe.model_copy(update={"data": data})
-    plan = make_plan(Draft.of(own, stages=(), in_folder=False, model=model))
+    plan, policy, problems = ready(own, model, "Rate what SFT has made of it: algorist data rate")
     recipe, form = plan.recipe, plan.form
     path = table_path(recipe, form, model)
-    policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
-    attach_asking(policy.tokenizer, recipe, form)
-    problems = fitting_problems(unrated, plan.problems.train, form, policy.tokenizer)
     table: dict[str, Any] = read_table(path) if path.is_file() else {"samples": samples, "problems": {}}
     known = table["problems"] if table["samples"] == samples else {}
     new = list({key_of(p): p for p in problems if key_of(p) not in known}.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = str(model or recipe.model.name)
-    named = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
     keep = path.with_suffix(".progress.jsonl")
     rows, progress = sample_problems(
-        named, policy, new, form, samples=samples, seed=recipe.seed, keep=keep, on_progress=on_progress
+        recipe, policy, new, form, samples=samples, seed=recipe.seed, keep=keep, on_progress=on_progress
     )
     for number, problem in enumerate(new):
         right = sum(bool(row["correct"]) for row in rows[number * samples : (number + 1) * samples])
         known[key_of(problem)] = {"id": problem.id, "right": right}
     protocol = protocol_of(recipe) | {"prompt_format": form.name}
-    rated = {"model": name, "samples": samples, "protocol": protocol, "problems": known}
+    rated = {"model": recipe.model.name, "samples": samples, "protocol": protocol, "problems": known}
     replace_text(path, json.dumps(rated, indent=0) + "\n")
     progress.remove()
     return path

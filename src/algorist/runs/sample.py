@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,31 @@ def sample_problems(
     return rows, progress
 
 
+def ready(recipe: Recipe, model: Path | str | None, instead: str) -> tuple[Plan, Policy, list[Problem]]:
+    """Return a plan whose recipe names the model that is sampled from, that model, and the training problems that fit.
+
+    Args:
+        recipe: Names problems, prompt, sampling, matcher.
+        model: A model folder or hub name; the recipe's model when left out.
+        instead: What to do with a model from scratch, up to the verb.
+
+    Raises:
+        ConfigError: The model is made from scratch.
+    """
+    name = str(model or recipe.model.name)
+    if name == "tiny":
+        raise ConfigError(
+            f"model.name is tiny: made from scratch, it solves nothing before it is trained. {instead} RECIPE --model RUN/sft/final"
+        )
+    plan = make_plan(Draft.of(recipe, stages=(), in_folder=False, model=model))
+    recipe = plan.recipe
+    policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
+    attach_asking(policy.tokenizer, recipe, plan.form)
+    problems = fitting_problems(recipe.data.train, plan.problems.train, plan.form, policy.tokenizer)
+    named = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
+    return replace(plan, recipe=named), policy, problems
+
+
 @dataclass(frozen=True)
 class SampleCounts:
     """Counts of sampled completions."""
@@ -111,23 +136,15 @@ def sample(
         ConfigError: The model is made from scratch, or the file exists.
         DataError: No completion is right.
     """
-    name = str(model or recipe.model.name)
-    if name == "tiny":
-        raise ConfigError(
-            "model.name is tiny: made from scratch, it solves nothing before it is trained. Sample what SFT has made of it, or a teacher: "
-            "algorist data sample RECIPE --model RUN/sft/final"
-        )
     if path.exists():
         raise ConfigError(f"{path} exists; take another name (--out), or remove it")
-    plan = make_plan(Draft.of(recipe, stages=(), in_folder=False, model=model))
-    recipe, form = plan.recipe, plan.form
-    policy = policy_of(model or recipe.model.name, device=plan.device, like=recipe.model)
-    attach_asking(policy.tokenizer, recipe, form)
-    problems = fitting_problems(recipe.data.train, plan.problems.train, form, policy.tokenizer)
+    plan, policy, problems = ready(
+        recipe, model, "Sample what SFT has made of it, or a teacher: algorist data sample"
+    )
+    recipe, form, name = plan.recipe, plan.form, plan.recipe.model.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    named = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
     rows, progress = sample_problems(
-        named,
+        recipe,
         policy,
         problems,
         form,

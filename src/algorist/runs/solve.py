@@ -17,10 +17,9 @@ from algorist.data import load_problems
 from algorist.data.problems import fitting_problems
 from algorist.errors import DAMAGED
 from algorist.evaluation.artifact import Artifact
-from algorist.evaluation.benchmark_option import Benchmark
 from algorist.evaluation.doors import PROBES, Probed
 from algorist.evaluation.estimators import elect
-from algorist.evaluation.protocols import with_shots
+from algorist.evaluation.protocols import Benchmark, with_shots
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting
 from algorist.models.load import Policy, pick_device, policy_of

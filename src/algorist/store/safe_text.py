@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any
 
 from algorist.store.redact import redact
 
@@ -46,32 +45,6 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, printable, at most 200 characters."""
     lines = (line.strip() for line in str(error)[:100_000].splitlines())
     return printable((next(filter(None, lines), "") or type(error).__name__)[:2000])[:200]
-
-
-class SafeStream:
-    """A text stream that shows invisible characters as escapes, whoever prints.
-
-    Rich writes past it, to ``rich_proxied_file``: it sends sequences of its own, and its text is made printable before. ``below``
-    is where text goes: the same, or what prints it above a bar that moves. A return at the beginning of a piece passes, for
-    progress bars.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = self.below = stream
-
-    def write(self, text: str) -> int:
-        """Write text, made printable."""
-        start = "\r" if text.startswith("\r") else ""
-        self.below.write(start + printable(text[len(start) :]))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write lines, made printable."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
 
 
 def _escape(character: str) -> str:

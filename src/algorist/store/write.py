@@ -114,16 +114,6 @@ def conversation(row: Mapping[str, Any]) -> str:
     return "".join([*said, row["completion"] or ""])
 
 
-def call_lines(row: Mapping[str, Any]) -> list[str]:
-    """Return one line for each call of a stored completion: tool, time, what was asked, what came."""
-    return [
-        f"[{turn['source']}, {1000 * (turn['seconds'] or 0):.1f} ms{', ' + turn['error'] if turn['error'] else ''}] "
-        f"{' ⏎ '.join(turn['request'].strip().splitlines())[:200]} → {' ⏎ '.join(turn['reply'].splitlines())[:200]}"
-        for turn in row.get("turns") or ()
-        if turn["source"] != ENVIRONMENT
-    ]
-
-
 def _sampled_sum(rollout: Rollout) -> float:
     pairs = zip(rollout.log_probs or (), rollout.sampled_mask, strict=True)
     return float(sum(value for value, own in pairs if own))
@@ -357,11 +347,12 @@ def _clean(row: Mapping[str, Any], stage: str) -> dict[str, Any]:
     rewards = row.get("rewards") or {}
     pairs: Iterable[tuple[str, Any]] = rewards.items() if isinstance(rewards, Mapping) else rewards
     clean["rewards"] = [(k, None if v is None or math.isnan(v) else float(v)) for k, v in pairs]
-    clean["turns"] = [_valid_text(turn) for turn in row.get("turns") or ()] or None
-    return _valid_text(clean)
+    clean["turns"] = [valid_text(turn) for turn in row.get("turns") or ()] or None
+    return valid_text(clean)
 
 
-def _valid_text(row: Mapping[str, Any]) -> dict[str, Any]:
+def valid_text(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose texts are valid UTF-8: a lone surrogate is written as an escape."""
     escaped = {
         name: value.encode("utf-8", errors="backslashreplace").decode("utf-8")
         for name, value in row.items()

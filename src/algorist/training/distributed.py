@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from algorist.errors import ConfigError, is_out_of_memory
 from algorist.models.modes import eval_mode
-from algorist.models.precision import compute_dtype, mixed_precision, set_compute, weight_dtype
-from algorist.models.sharding import is_sharded, plain_class, wrapped_module
+from algorist.models.precision import mixed_precision
+from algorist.models.sharding import is_sharded, wrapped_module
 from algorist.rollouts.base import Completions, Prompts, RolloutEngine, SamplingParams, Turns
 
 T = TypeVar("T")
@@ -209,20 +209,6 @@ def shard(model: Any, device: torch.device, *, send: bool = True) -> None:
     _add_up_in_float32(accelerator)
     fsdp2_prepare_model(accelerator, model)
     AcceleratorState._reset_state()  # accelerate 1.15 takes a second accelerator for one without shards
-
-
-def sharded_copy(model: Any) -> Any:
-    """Return a copy of a model that FSDP2 shards: each process copies its part."""
-    from accelerate import init_empty_weights
-
-    parts = {name: part.clone() for name, part in model.state_dict().items()}
-    with init_empty_weights(include_buffers=False):
-        copied = plain_class(model)(model.config)
-    set_compute(copied, compute_dtype(model))
-    shard(copied.to(weight_dtype(model)), next(iter(parts.values())).device, send=False)
-    copied.load_state_dict(parts, assign=True)
-    copied.tie_weights()
-    return copied
 
 
 def _let_fsdp_shard(device: torch.device) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,26 +75,6 @@ def optim_arguments(
         "disable_tqdm": True,
         "dataloader_pin_memory": on_gpu(device),
     }
-
-
-def sft_steps(section: SFTSection, demonstrations: int) -> int:
-    """Return the optimiser steps of SFT (one process); the last, smaller batch of an epoch counts."""
-    if section.max_steps:
-        return section.max_steps
-    per_epoch = math.ceil(
-        math.ceil(demonstrations / section.batch_size) / section.gradient_accumulation_steps
-    )
-    return max(1, math.ceil(section.epochs * per_epoch))
-
-
-def grpo_steps(section: GRPOSection, problems: int) -> int:
-    """Return the optimiser steps of GRPO (one process); problems that fill no rollout batch are left out of an epoch."""
-    if section.max_steps:
-        return section.max_steps
-    batches = problems // max(1, section.rows // section.group_size)
-    per_step = section.batch_size * section.gradient_accumulation_steps
-    per_epoch = batches * section.num_iterations * section.rows / per_step
-    return max(1, math.ceil(section.epochs * per_epoch))
 
 
 # ---- adamW for bare bfloat16 weights: moments in float32, weights rounded up or down at random

@@ -15,7 +15,7 @@ from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, load_problems
 from algorist.data.files import read_rows
 from algorist.data.golds import plain_number, without_dollars
-from algorist.data.leakage import overlap
+from algorist.diagnosis.leakage import overlap
 from algorist.errors import ConfigError, DataError
 from algorist.prompts import get_format
 from algorist.types import Problem
@@ -109,7 +109,7 @@ def test_columns_that_the_benchmarks_bring(shared_data: Path) -> None:
 
 
 def test_svamp_joins_body_and_question() -> None:
-    file = Path(str(files("algorist.data") / "svamp_300.jsonl"))
+    file = Path(str(files("algorist.extensions.published_sets") / "svamp_300.jsonl"))
     svamp = load("svamp", file)
     assert svamp[0].question.endswith("organized into 93 groups. How big is each group of bananas?")
     assert svamp[0].extra["equation"] == "( 290.0 / 2.0 )" and svamp[0].id == "chal-777"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from algorist.data.leakage import overlap, shared_questions
+from algorist.diagnosis.leakage import overlap, shared_questions
 from algorist.types import Problem
 
 TRAIN = [

@@ -15,8 +15,8 @@ from algorist.config.schema import DatasetSection
 from algorist.data import DATASETS, Source, dataset, load_problems
 from algorist.data.files import HubAwayError, hub_is_away, read_hub, read_rows
 from algorist.data.golds import extract_hash_answer
-from algorist.data.leakage import overlap
 from algorist.data.problems import Problems
+from algorist.diagnosis.leakage import overlap
 from algorist.errors import DataError
 from algorist.extensions.problem_sets.arithmetic import word_problems
 from algorist.runs.pipeline import run_recipe

@@ -14,16 +14,17 @@ import datasets
 import pytest
 import torch
 
+from algorist.cli.benchmark_option import read_benchmarks
+from algorist.cli.few_problems import samples_for, too_few
 from algorist.config.load import load_recipe
 from algorist.config.schema import EvalSection, Recipe
 from algorist.config.section import ModelSection, TinySection
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import Artifact, read_artifact
-from algorist.evaluation.benchmark_option import read_benchmarks
 from algorist.evaluation.compare import paired_metrics
 from algorist.evaluation.console import RolloutNotes, summary_line, trend_line
 from algorist.evaluation.estimators import Interval, summarise
-from algorist.evaluation.protocols import protocol_name, samples_for, too_few, with_protocol
+from algorist.evaluation.protocols import protocol_name, with_protocol
 from algorist.evaluation.record import finished_evaluation, mark_of, record_evaluation
 from algorist.evaluation.run import EvaluationSetting, Progress, evaluate, fingerprint
 from algorist.extensions.examples import Examples

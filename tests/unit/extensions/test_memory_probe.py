@@ -12,7 +12,7 @@ import torch
 
 from algorist.cli.main import main
 from algorist.config.section import ModelSection
-from algorist.data.leakage import overlap
+from algorist.diagnosis.leakage import overlap
 from algorist.errors import DataError
 from algorist.extensions.memory_probe.probe import (
     memory_lines,

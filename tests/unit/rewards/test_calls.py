@@ -13,16 +13,12 @@ import pytest
 import torch
 
 from algorist.errors import ConfigError
-from algorist.prompts import get_format
-from algorist.rewards import (
+from algorist.extensions.published_rewards.small_models import (
     DEFAULT_REWARD_WEIGHTS,
-    REWARDS,
-    breakdown,
-    build_rewards,
     default_reward_functions,
-    reward,
-    text_of,
 )
+from algorist.prompts import get_format
+from algorist.rewards import REWARDS, breakdown, build_rewards, reward, text_of
 from algorist.rewards.base import Reward
 from algorist.types import Group, Parsed, Problem, Rollout
 from algorist_grader import grade_completion

@@ -11,7 +11,7 @@ LONG = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))  # the kernel ends the process: no clock is read
 from algorist.prompts import FORMATS
-from algorist.rewards.systems import question_only_reward_fn, r1_zero_reward_fn
+from algorist.extensions.published_rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 for token in sys.argv[1:]:
     body = token * (300_000 // len(token))
     for text in (body, "\\\\boxed{5}" + body, "</think> <answer>" + body + "</answer>"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from algorist.extensions.published_rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist.rewards import build_rewards
-from algorist.rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from benchmarks.golds import golds
 
 FORMS = [

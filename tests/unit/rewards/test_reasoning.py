@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from algorist.extensions.published_rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist.prompts import FORMATS, get_format
 from algorist.rewards import build_rewards
-from algorist.rewards.systems import question_only_reward_fn, r1_zero_reward_fn
 from algorist_grader import extract, grade_completion
 
 TAGGED = [name for name in FORMATS if FORMATS.get(name).tags.all()]

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from algorist.errors import ConfigError
-from algorist.rewards import REWARDS, trl_reward
-from algorist.rewards.basic import (
+from algorist.extensions.published_rewards.small_models import (
     approx_format,
     correctness_exact,
     correctness_numeric,
@@ -16,20 +15,16 @@ from algorist.rewards.basic import (
     exact_format,
     integer,
     numeric,
-    random_reward,
     reasoning_steps,
-    repetition,
     soft_format,
-    soft_overlong,
     strict_format,
     tag_count,
     tag_fraction,
     tagged_or_hash,
-    target_length,
     think_answer_format,
     xmlcount,
 )
-from algorist.rewards.systems import (
+from algorist.extensions.published_rewards.systems import (
     accuracy,
     accuracy_last_number,
     check_answer,
@@ -38,6 +33,8 @@ from algorist.rewards.systems import (
     r1_zero,
     r1_zero_reward_fn,
 )
+from algorist.rewards import REWARDS, trl_reward
+from algorist.rewards.basic import random_reward, repetition, soft_overlong, target_length
 
 PERFECT = "<reasoning>\nabc\n</reasoning>\n<answer>\n5\n</answer>\n"  # 50 characters
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow
 
+from algorist.cli.imported import number
 from algorist.data.files import FREE_BYTES, MAX_GROWTH, MAX_TABLE_BYTES
 from algorist.errors import DataError
 from algorist.evaluation.doors import Foreign
-from algorist.evaluation.imported import number
 
 ZSTANDARD = 93
 """Compression of inspect_ai's files; zipfile knows it from Python 3.14 on."""

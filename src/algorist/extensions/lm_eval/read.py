@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from algorist.cli.imported import number
 from algorist.data.files import read_rows
 from algorist.errors import DataError
 from algorist.evaluation.doors import Foreign
-from algorist.evaluation.imported import number
 
 QUESTIONS = ("question", "problem", "Problem", "query", "prompt", "input", "text", "sentence", "goal")
 """Columns of tasks that hold the question; without one of them all of the problem's columns are."""

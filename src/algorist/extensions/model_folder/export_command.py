@@ -130,8 +130,8 @@ def _environment(
     name: str, overrides: list[str], to: Path | None, data: str | None, limit: int | None
 ) -> Exported:
     """Write the problems of a recipe as environments for others."""
+    from algorist.cli.benchmark_option import read_benchmarks
     from algorist.data import load_problems
-    from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.extensions.environments.export import write_package
     from algorist.runs.asking import recipe_format
 
@@ -155,8 +155,8 @@ def _gguf(
     model: str, types: list[str], to: Path | None, *, verify: bool, data: str | None, limit: int
 ) -> Exported:
     """Write GGUF files and a Modelfile, and verify the files if wanted."""
+    from algorist.cli.benchmark_option import read_benchmarks
     from algorist.config.schema import Recipe
-    from algorist.evaluation.benchmark_option import read_benchmarks
     from algorist.extensions.llama_cpp.write import check_kinds, write_gguf
 
     kinds = check_kinds(types)

@@ -19,7 +19,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from algorist.data.base import Count, Probability, Split, draw_distinct, generated, id_of, is_held_out
+from algorist.data.base import id_of
+from algorist.extensions.problem_sets.made import (
+    Count,
+    Probability,
+    Split,
+    draw_distinct,
+    generated,
+    is_held_out,
+)
 from algorist.types import Problem
 
 NAMES = ["Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Ida", "Tim", "Lea"]

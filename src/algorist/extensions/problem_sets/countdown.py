@@ -13,7 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from algorist.data.base import Count, Split, draw_distinct, generated, id_of, is_held_out
+from algorist.data.base import id_of
+from algorist.extensions.problem_sets.made import Count, Split, draw_distinct, generated, is_held_out
 from algorist.types import Problem
 from algorist_grader.countdown import value_of
 

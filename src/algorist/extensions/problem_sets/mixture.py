@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from algorist.config.schema import DatasetSection
 from algorist.data.base import DATASETS, Source, dataset, refuse_unknown
-from algorist.data.leakage import overlap
 from algorist.data.load import load_problems
+from algorist.diagnosis.leakage import overlap
 from algorist.errors import DataError, nearest
 from algorist.types import Problem
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from algorist.data.base import Split, draw_distinct, generated, id_of, is_held_out
+from algorist.data.base import id_of
 from algorist.errors import DataError, check_known
+from algorist.extensions.problem_sets.made import Split, draw_distinct, generated, is_held_out
 from algorist.types import Problem
 from algorist_grader.reasoning_gym import package
 

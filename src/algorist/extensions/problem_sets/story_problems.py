@@ -18,9 +18,10 @@ from typing import Any
 
 import yaml
 
-from algorist.data.base import Probability, Split, draw_distinct, generated, id_of, is_held_out
+from algorist.data.base import id_of
 from algorist.errors import DataError, check_known
 from algorist.extensions.problem_sets.arithmetic import size, some
+from algorist.extensions.problem_sets.made import Probability, Split, draw_distinct, generated, is_held_out
 from algorist.types import Problem
 
 MAX_ANSWER = 1000

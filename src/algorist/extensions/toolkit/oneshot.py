@@ -22,11 +22,12 @@ from algorist.data.columns import Columns, chat_text, load_source, pick_columns,
 from algorist.data.golds import plain_number, stated_gold
 from algorist.data.problems import fitting_problems, tokenizer_texts
 from algorist.errors import ConfigError, DataError, EngineError, check_known
+from algorist.extensions.published_rewards.small_models import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS
 from algorist.prompts import PromptFormat, get_format
 from algorist.prompts.attached import Asked, attached
 from algorist.prompts.base import warn_of_missing_tags
 from algorist.prompts.chat import attach, encode_prompt
-from algorist.rewards import DEFAULT_REWARD_WEIGHTS, DEFAULT_REWARDS, RewardSet, build_rewards
+from algorist.rewards import RewardSet, build_rewards
 from algorist.store.run_log import Display, Lines
 from algorist.store.stages import LAST_FIRST
 from algorist.types import Message, Problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,7 @@ from algorist.config.yaml_text import read_yaml
 from algorist.data import DATASETS
 from algorist.data.files import SUFFIXES
 from algorist.errors import ConfigError, DataError, nearest
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A dataset section and the label that names its artifact."""
-
-    label: str
-    section: DatasetSection
+from algorist.evaluation.protocols import Benchmark
 
 
 def read_benchmarks(
