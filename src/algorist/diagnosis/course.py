@@ -29,7 +29,7 @@ from algorist.diagnosis.signals import (
     stop_strings,
     z_score,
 )
-from algorist.diagnosis.sums import wrong_sums
+from algorist.diagnosis.sums import steps_out_of_order, wrong_sums
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
@@ -220,7 +220,7 @@ def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()
         "cut_solutions": cut_solutions(demonstrations),
         "earlier_answers": earlier_answers(demonstrations),
         "answers_alone": answers_alone(demonstrations),
-        "wrong_sums": wrong_sums(demonstrations),
+        "wrong_sums": wrong_sums(demonstrations) or steps_out_of_order(demonstrations),
     }
     return {name: text for name, text in signs.items() if text}
 
@@ -228,9 +228,14 @@ def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()
 def _one_question(problems: Sequence[Problem]) -> str | None:
     count = Counter(problem.question.strip() for problem in problems)
     question, times = max(count.items(), key=lambda item: item[1], default=("", 0))
-    if len(problems) < ENOUGH_ROWS or times < MOST_OF_THEM * len(problems):
+    if len(problems) < ENOUGH_ROWS:
         return None
-    return f"{times} of {len(problems)} problems are the same one: {one_line(question, 60)}"
+    if times >= MOST_OF_THEM * len(problems):
+        return f"{times} of {len(problems)} problems are the same one: {one_line(question, 60)}"
+    gold, times = Counter(p.answer.strip() for p in problems).most_common(1)[0]
+    if times < NEARLY_EVERY * len(problems) or not same_number(gold, gold):
+        return None
+    return f"{times} of {len(problems)} different problems have one gold answer: {one_line(gold, 20)}"
 
 
 def _stated(problems: Sequence[Problem]) -> str | None:

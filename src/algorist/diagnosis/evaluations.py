@@ -11,6 +11,7 @@ from typing import Any
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.rule import Facts, Share, Unknown, fact
 from algorist.diagnosis.signals import MIN_GROUPS, Moments, ends, pooled, same_number
+from algorist.diagnosis.weights import MOVED_SHARE
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 
@@ -32,6 +33,9 @@ MOSTLY_WORDS = 0.7
 """Share of the completions whose answer is a number where the gold answer holds none."""
 MISREAD, READ = 0.15, 0.9
 """Lenient accuracy beyond the strict one, where so many completions are in the format, that shows that answers are read wrongly."""
+AS_BEFORE, SELDOM = 0.98, 2.0
+"""Share of an evaluation's completions that stay word for word where the policy learned; and times that a problem is sampled before
+it could be known by heart."""
 ENDED = 0.5
 """Part of the steps before whose end no plugin should end a run."""
 NOT_ASKED = 0.5
@@ -101,6 +105,13 @@ def far_above(f: Facts) -> bool:
     return bool(_same_source(f) and first >= SOME and f["held_out_before"] <= FAR_BELOW * first)
 
 
+def _taught_nothing(f: Facts) -> bool:
+    """See whether training problems of another kind are solved far less often at the start, and neither they nor held-out ones more often."""
+    before = f.get("held_out_before", 0.0)
+    below = before >= SOME and f.get("first_rollouts", 1.0) <= FAR_BELOW * before
+    return below and not rises(f) and f.get("held_out_errors", 1.0) <= 0 and bool(f.get("kinds"))
+
+
 def _same_source(f: Facts) -> bool:
     """See whether training and held-out problems come from one dataset, or files; those of another one may well be harder."""
     return bool(f.settings.get("data.train.name") == f.settings.get("data.eval.name"))
@@ -110,7 +121,8 @@ def _same_source(f: Facts) -> bool:
 def held_out_apart(f: Facts) -> str | None:
     """Compare training and held-out problems: before GRPO; and after it, where the first were solved at the start, are harder, or taught nothing."""
     first, last = ends(f.signals.batches)
-    if f.get("far_above") or (f.get("far_below") and f.number("grpo.temperature", 1.0) <= 1):
+    cool = f.number("grpo.temperature", 1.0) <= 1
+    if f.get("far_above") or (cool and (f.get("far_below") or _taught_nothing(f))):
         return f"before GRPO: {f['held_out_before']} on held-out problems, {f['first_rollouts']} on training ones"
     if f.signals.run is None or not first:
         return None
@@ -139,6 +151,19 @@ def held_out(f: Facts) -> Share:
 def held_out_course(f: Facts) -> str:
     after = _metric(f, "grpo")
     return f"{f['held_out_before']} → {Share(after.mean)} ({f['held_out_errors']:+.1f} SE)"
+
+
+@fact("{} of the evaluation's completions are those from before GRPO, word for word")
+def answered_as_before(f: Facts) -> Share:
+    sides = "samples a JOIN samples b USING (problem_id) WHERE a.greedy AND b.greedy AND a.evaluation = ? AND b.evaluation = 'grpo'"
+    (row,) = query(
+        run_of(f),
+        f"SELECT avg((a.completion = b.completion)::INT) AS share, count(*) AS n FROM {sides}",
+        [_before(f)],
+    )
+    if row["n"] < MIN_GROUPS:
+        raise Unknown("samples")
+    return Share(row["share"])
 
 
 @fact("held-out accuracy changes by {:+.1f} SE")
@@ -286,6 +311,24 @@ def held_out_falls(f: Facts) -> bool:
     gain, error = _gain(f)
     apart = rises(f) and gain <= 0 and gain + 2 * error < f["accuracy_gain"]
     return gain <= LOST * error or apart
+
+
+def why_held_out_falls(f: Facts) -> str:
+    """Name the cause of the fall, where it shows."""
+    if evaluates_others(f):
+        return "The evaluation answers as before GRPO, word for word: its engine does not have the weights that were trained."
+    if f["held_out_errors"] <= LOST and rises(f) and not f.get("kinds") and f["times_sampled"] < SELDOM:
+        return (
+            "Gold answers of training and of held-out problems contradict each other: of problems of one kind ever more are right "
+            "in training, and ever fewer in the evaluation. One side is wrong."
+        )
+    return "Held-out accuracy does not follow: training pays for something else than the evaluation counts."
+
+
+def evaluates_others(f: Facts) -> bool:
+    """See whether an evaluation does not know of the weights that moved."""
+    moved = f.get("moved_share", 0.0) >= MOVED_SHARE and rises(f)
+    return bool(moved and f.get("answered_as_before", 0.0) >= AS_BEFORE)
 
 
 def few_batches(f: Facts) -> bool:

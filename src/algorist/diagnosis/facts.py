@@ -288,6 +288,7 @@ for _name, _shows in (
     ("relative", "relative change of the weights {:.1e}"),
     ("empty_adapter", "every lora_B matrix is zero, so that the adapter does nothing: {}"),
     ("half", "the weights are stored in 16 bit: {}"),
+    ("still", "{} of the weights, embeddings aside, are as they were"),
 ):
 
     @fact(_shows, {"share": "moved_share", "relative": "moved_relative"}.get(_name, _name))
@@ -295,7 +296,7 @@ for _name, _shows in (
         change = f.signals.weights.get(f.stage)
         if change is None:
             return None
-        return Share(change.share) if part == "share" else getattr(change, part)
+        return Share(getattr(change, part)) if part in ("share", "still") else getattr(change, part)
 
 
 @fact("{}")

@@ -12,11 +12,12 @@ from typing import Any
 
 from algorist.config import schema  # noqa: F401 (with it the extensions are registered)
 from algorist.declared import registered
-from algorist.diagnosis import course, demonstrations, evaluations, golds, sums
+from algorist.diagnosis import course, demonstrations, evaluations, golds, sums, unchanged, unpaid
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import FACTS, RULES, Changes, Fact, Facts, Rule, rules_of
 from algorist.diagnosis.signals import MIN_GROUPS
+from algorist.diagnosis.unchanged import LOSS
 from algorist.diagnosis.weights import HALF_MOVED, MOVED_SHARE
 
 # ---- what shows before training
@@ -45,8 +46,6 @@ END_SHOWN = 0.1
 """Share of completions with an end-of-turn token as text. One in a hundred may be a model's whim."""
 HARDER, EASIER = {"gsm8k": "math", "arithmetic": "gsm8k"}, {"math": "gsm8k"}
 CORRECT = {"name": "correct", "weight": 1.0}
-LOSS = "dapo"
-"""The loss that takes the place of a user's own which is not finite: the default."""
 # ---- what shows in the training
 LEAST_RATE = 1e-8
 """Adam moves a weight by about the learning rate per step. At 1e-8 a thousand steps move it by 1e-5, a thousandth of
@@ -284,12 +283,6 @@ def not_finite(f: Facts) -> bool:
     return f["bad_steps"] or f["saved_batches"]
 
 
-def weights_unchanged(f: Facts) -> bool:
-    still = f.get("zero_gradient") and f["same_reward"] < 0.5
-    same = f.get("empty_adapter") or f.get("moved_share", 1.0) < MOVED_SHARE
-    return still or (same and f["steps_with_gradient"] >= MOVING_STEPS)
-
-
 def weights_barely_move(f: Facts) -> bool:
     moved = MOVED_SHARE <= f["moved_share"] < HALF_MOVED
     return f["half"] and (not f["empty_adapter"]) and moved and (f["steps_with_gradient"] >= MOVING_STEPS)
@@ -350,6 +343,12 @@ def reward_hacking(f: Facts) -> bool:
 
 
 SAYS: dict[str, Callable[[Facts], str]] = {
+    "weights_unchanged": unchanged.why_unchanged,
+    "flat_reward": lambda f: (
+        "The rewards do not tell right from wrong: in nearly every group all completions get the same reward."
+        + (f" {f['right_unpaid']}." if f.get("right_unpaid") else "")
+    ),
+    "held_out_falls": evaluations.why_held_out_falls,
     "takes_too_long": lambda f: (
         f"It takes about {f['lasts']} on this machine; half of that with {f['half_of_it']}."
         + (" The change below takes about an evening." if f["evening"] else "")
@@ -383,6 +382,9 @@ LEAST_COMPLETION = 16
 CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     "does_not_fit": lambda f: f["memory_change"],
     "takes_too_long": lambda f: f["evening"],
+    "held_out_falls": lambda f: (
+        {"eval.engine": f.settings.get("grpo.engine", "auto")} if evaluations.evaluates_others(f) else {}
+    ),
     "prompt_changed": lambda f: dict(f["asked_otherwise"]),
     "stop_string_cuts": lambda f: (
         {key: [] for key in ("grpo.stop_strings", "eval.stop_strings") if f.settings.get(key)}
@@ -430,11 +432,14 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
             f"{f.stage}.max_grad_norm": 0.5,
         }
     ),
-    "weights_unchanged": {
-        "model.dtype": "float32",
-        "model.lora": {"rank": 16, "alpha": 32},
-        "{stage}.learning_rate": lambda f: _usual(f) if f["learning_rate"] <= LEAST_RATE else None,
-    },
+    "weights_unchanged": lambda f: (
+        unchanged.in_the_way(f)
+        or {
+            "model.dtype": "float32",
+            "model.lora": {"rank": 16, "alpha": 32},
+            f"{f.stage}.learning_rate": _usual(f) if f["learning_rate"] <= LEAST_RATE else None,
+        }
+    ),
     "learning_rate_too_small": {"{stage}.learning_rate": _usual},
     "learning_rate_too_large": {"{stage}.learning_rate": tenth, "{stage}.warmup_steps": _warmup},
     "entropy_collapse": {
@@ -463,7 +468,7 @@ CHANGE: dict[str, Changes | Callable[[Facts], Changes]] = {
     ),
 }
 
-_MODULES = (course, demonstrations, evaluations, golds, sums)
+_MODULES = (course, demonstrations, evaluations, golds, sums, unchanged, unpaid)
 _NAMES = {name: value for module in _MODULES for name, value in vars(module).items()} | globals()
 for _rule in rules_of(Path(__file__).with_suffix(".yaml"), _NAMES):
     RULES.register(_rule.name)(_rule)

@@ -63,6 +63,35 @@ def wrong_sums(demonstrations: Sequence[Problem]) -> str | None:
     return f"{count} of {known} worked solutions state a wrong result, such as {one_line(f'{text} = {stated}', 60)}"
 
 
+def steps_out_of_order(demonstrations: Sequence[Problem]) -> str | None:
+    """Count the worked solutions that compute with a number before a later sum results in it; None where they are few."""
+    known, early = 0, []
+    for problem in demonstrations:
+        sums = [*stated_sums(str(problem.solution or "")[:LONGEST])]
+        known += len(sums) > 1
+        if used := _used_early(problem.question, [(asks, says) for asks, says, _ in sums]):
+            early.append(used)
+    if known < ENOUGH_ROWS or len(early) < FALSE * known:
+        return None
+    return f"{len(early)} of {known} worked solutions use a result before the sum that has it, such as {early[0]}"
+
+
+def _used_early(question: str, sums: Sequence[tuple[str, str]]) -> str | None:
+    results = [_plain(says) for _, says in sums]
+    had = {_plain(number) for number in re.findall(_NUMBER, question)}
+    for place, (asks, says) in enumerate(sums):
+        for number in {_plain(number) for number in re.findall(_NUMBER, asks)} - had:
+            if number in results[place + 1 :] and number != results[place]:
+                later = sums[place + 1 + results[place + 1 :].index(number)]
+                return one_line(f"{asks} = {says} before {later[0]} = {later[1]}", 80)
+        had.add(results[place])
+    return None
+
+
+def _plain(number: str) -> Fraction:
+    return Fraction(number.replace(",", "").replace("$", ""))
+
+
 @fact("{}")
 def wrong_replies(f: Facts) -> str | None:
     """Count the replies of tools to a sum that are another number; None where they are few, or no tool was called."""

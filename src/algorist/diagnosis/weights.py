@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ MOVED_SHARE = 0.01
 change where they happen to be close to zero, and rows of an embedding change only for tokens that occur."""
 HALF_MOVED = 0.5
 """Weights with room for Adam's steps nearly all change within a few of them; 16-bit ones round the steps away."""
+FIRST_BYTES = 4096
+"""Of each tensor, which show whether it moves; a multiple of every type's size."""
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -27,7 +30,7 @@ class WeightChange:
 
     ``share`` is the largest share of changed elements of any tensor (a lower bound once it is above ``HALF_MOVED``),
     ``relative`` the largest |end - start| / |start| seen, ``empty_adapter`` whether every LoRA B matrix is zero, ``half``
-    whether the end is stored in 16 bit.
+    whether the end is stored in 16 bit, ``still`` the share of the weights, embeddings aside, in tensors that begin as they did.
     """
 
     start: str
@@ -37,6 +40,7 @@ class WeightChange:
     relative: float
     empty_adapter: bool = False
     half: bool = False
+    still: float = 0.0
 
 
 def stage_change(run: Path, stage: str, settings: Settings) -> WeightChange | None:
@@ -79,7 +83,19 @@ def compare(start: Path, end: Path) -> WeightChange | None:
             break
     half = all(after[name][1] in ("BF16", "F16") for name in common)
     label = f"{start.parent.name}/{start.name}"
-    return WeightChange(label, end.name, len(common), share, relative, _empty_adapter(end), half)
+    inner = [name for name in common if not ("embed" in name or "lm_head" in name)]
+    sizes = {name: math.prod(after[name][2]) for name in inner}
+    still = sum(sizes[name] for name in inner if _begins_alike(before[name], after[name]))
+    part = still / max(1, sum(sizes.values()))
+    return WeightChange(label, end.name, len(common), share, relative, _empty_adapter(end), half, part)
+
+
+def _begins_alike(before: Tensor, after: Tensor) -> bool:
+    """Return whether the first elements of two tensors of one type are the same, bit for bit."""
+    if before[1] != after[1]:
+        return False
+    one, other = ((*t[:4], min(t[4], t[3] + FIRST_BYTES)) for t in (before, after))
+    return bool(numpy.array_equal(_values(one), _values(other)))
 
 
 Tensor = tuple[Path, str, tuple[int, ...], int, int]
