@@ -114,6 +114,27 @@ class Slow(Extension):
             for parameter, start in zip(self.model.parameters(), self.start):
                 parameter.lerp_(start, 0.9)
 """
+STILL = """
+from algorist import Extension, extension, loss
+
+
+@loss("even", reduction="token-mean")
+def even(log_probs, old_log_probs, advantages, mask):
+    return -advantages * (log_probs - log_probs).exp()
+
+
+@extension
+class Frozen(Extension):
+    name = "frozen"
+
+    @classmethod
+    def takes_part(cls, recipe):
+        return any("still.py" in str(plugin) for plugin in recipe.plugins) and recipe.grpo.loss.name != "even"
+
+    def prepare(self, model, trainer):
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.ndim == 1)
+"""
 CHECKER = """
 from algorist_grader import MATCHERS
 from algorist_grader.matchers import Matcher
@@ -258,6 +279,10 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "plugin_moves_weights": ("plugins=[SLOW]", "grpo.max_steps=12"),
     "tokens_left_out/own_loss": ("plugins=[MORE]", "grpo.loss=MORE:endings", "grpo.learning_rate=1e-4", "grpo.max_steps=12"),
     "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
+    "weights_unchanged/frozen": ("plugins=[STILL]", "grpo.max_steps=12"),
+    "weights_unchanged/no_gradient": ("plugins=[STILL]", "grpo.loss=even", "grpo.max_steps=12"),
+    "one_question/one_answer": ("data.train={name: local, path: ELEVENS}",),
+    "wrong_sums/order": (*SFT, "data.sft={name: local, path: REVERSED}"),
     "held_out_falls": (*EVALUATED, "data.train={name: local, path: MISTAKEN}", "grpo.max_steps=24"),
 }  # fmt: skip
 """The rule that names the cause, perhaps with a variant → what is planted."""
@@ -346,6 +371,20 @@ def places(runs: Runs) -> dict[str, Path]:
     ]
     scientific, slow = runs.folder / "scientific.jsonl", runs.folder / "slow.py"
     slow.write_text(SLOW, encoding="utf-8")
+    still, elevens, backwards = (
+        runs.folder / name for name in ("still.py", "elevens.jsonl", "reversed.jsonl")
+    )
+    still.write_text(STILL, encoding="utf-8")
+    parts[elevens] = [row | {"answer": "11", "solution": ""} for row in rows]
+    parts[backwards] = [
+        row
+        | {
+            "solution": f"{row['answer']} + 9 = {int(row['answer']) + 9}\n{row['question'].split(' =')[0]} = {row['answer']}",
+            "question": f"Nine more than {row['question']}",
+            "answer": str(int(row["answer"]) + 9),
+        }
+        for row in rows
+    ]
     own_too = runs.folder / "more_parts.py"
     own_too.write_text(MORE, encoding="utf-8")
     parts[scientific] = [
@@ -366,6 +405,9 @@ def places(runs: Runs) -> dict[str, Path]:
         "DISPUTED": disputed,
         "SCIENTIFIC": scientific,
         "SLOW": slow,
+        "STILL": still,
+        "ELEVENS": elevens,
+        "REVERSED": backwards,
         "MORE": own_too,
         "FORMATS": formats,
         "STOPS": stops,

@@ -8,7 +8,7 @@ import pytest
 
 from algorist.diagnosis.demonstrations import absent_answers
 from algorist.diagnosis.golds import apart, in_one_way
-from algorist.diagnosis.sums import stated_sums, wrong_sums
+from algorist.diagnosis.sums import stated_sums, steps_out_of_order, wrong_sums
 from algorist.diagnosis.wrong_answers import wrong_in_common
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
@@ -58,6 +58,17 @@ def test_wrong_sums_are_counted_among_solutions_with_a_sum() -> None:
     said = wrong_sums(right + wrong + problems(50, solution="It is {m}."))
     assert said == "10 of 40 worked solutions state a wrong result, such as 0 + 2 = 1"
     assert wrong_sums(right + wrong[:7]) is None and wrong_sums(wrong) is None
+
+
+def test_results_that_are_used_before_the_sum_that_has_them() -> None:
+    forth, back = "{m} * 7 = 70{n}\n70{n} - 1 = 69{n}", "70{n} - 1 = 69{n}\n{m} * 7 = 70{n}"
+    assert steps_out_of_order(problems(30, solution=forth)) is None
+    said = steps_out_of_order(problems(30, solution=forth) + problems(10, solution=back))
+    assert said is not None and said.startswith(
+        "10 of 40 worked solutions use a result before the sum that has it, such as"
+    )
+    stated = problems(30, "A box of 70{n}, less {n}?", solution=back)
+    assert steps_out_of_order(stated) is None, "the question has the number"
 
 
 def test_answers_that_no_solution_holds() -> None:
