@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from algorist.diagnosis.rule import Changes, Facts, Unknown, rules_of
+from algorist.diagnosis.rule import Changes, Facts, rules_of
 
 FAILS = 0.9
 """Share of calls that fail at which a call teaches nothing but not to call."""
@@ -16,26 +16,9 @@ STEPS = 5
 """Logged steps before a policy can be said not to call: it may learn it."""
 
 
-def _share(f: Facts, name: str) -> float:
-    if not f.settings.get("tools"):
-        raise Unknown("tools")
-    return float(f[f"tools/{name}_share"])
-
-
-def environment_fails(f: Facts) -> bool:
-    return _share(f, "environment_failed") >= FAILS
-
-
-def calls_used_up(f: Facts) -> bool:
-    return _share(f, "refused") >= REFUSED
-
-
-def tool_fails(f: Facts) -> bool:
-    return _share(f, "failed") >= FAILS
-
-
 def tool_unused(f: Facts) -> bool:
-    return len(f.signals.series("tools/called_share")) >= STEPS and _share(f, "called") < UNUSED
+    logged = len(f.signals.series("tools/called_share")) >= STEPS
+    return bool(f.settings.get("tools")) and logged and f["tools/called_share"] < UNUSED
 
 
 CHANGE: dict[str, Changes] = {

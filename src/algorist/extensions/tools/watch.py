@@ -56,10 +56,10 @@ class PaidWithoutVoid(RewardSet):
 
     def pay(self, groups: Sequence[Group], extra: Mapping[str, Any] | None = None) -> list[Group]:
         """Return the groups with their rewards, as those of any recipe; the total of a void rollout is None."""
-        return [
-            replace(group, rollouts=[replace(r, reward=None) if is_void(r) else r for r in group.rollouts])
-            for group in super().pay(groups, extra)
-        ]
+        paid = super().pay(groups, extra)
+        for group in paid:
+            group.rollouts[:] = [replace(r, reward=None) if is_void(r) else r for r in group.rollouts]
+        return paid
 
 
 class FailingBatches:
