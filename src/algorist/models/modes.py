@@ -23,11 +23,12 @@ def context_of(model: Any) -> int | None:
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and activation checkpointing off; afterwards each module has its own mode again."""
-    training = [module for module in model.modules() if module.training]
+def eval_mode(model: nn.Module, kind: type[nn.Module] = nn.Module) -> Iterator[None]:
+    """Switch dropout and activation checkpointing off, or modules of a ``kind`` only; afterwards each has its own mode again."""
+    training = [module for module in model.modules() if module.training and isinstance(module, kind)]
     checkpointing = [module for module in training if getattr(module, "gradient_checkpointing", False)]
-    model.eval()
+    for module in training:
+        module.training = False
     for module in checkpointing:
         module.gradient_checkpointing = False  # type: ignore[assignment]
     try:

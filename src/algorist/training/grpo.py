@@ -14,11 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from algorist.config.schema import GRPOSection
+from algorist.models.modes import eval_mode
 from algorist.objectives import mean_lengths, token_losses
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
@@ -212,7 +213,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
     ) -> Tensor:
         """Return the log-probs (B, T) of a whole batch, part by part; or with ``entropy`` those of the next-token distributions.
 
-        With ``of_head``: what it computes at the head, (B, T, …).
+        With ``of_head``: what it computes at the head, (B, T, …). An adapter's dropout is off, as it is where the policy samples.
         """
         model = self.model_wrapped if model is None else model
         if isinstance(model, DistributedDataParallel):
@@ -221,8 +222,9 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         rows = batch.in_group_order(range(len(batch)))
         for part, idle in self.passes.parts(batch, rows):
             piece = batch.take(part)
-            named = None if of_head is None else {"of_head": of_head}
-            both = self.passes.log_probs(model, piece, compute_entropy=entropy, of_head=named)
+            named = of_head and {"of_head": of_head}
+            with eval_mode(model, nn.Dropout):
+                both = self.passes.log_probs(model, piece, compute_entropy=entropy, of_head=named)
             values = both[entropy] if of_head is None else piece.extra["of_head"]
             assert values is not None
             if result is None:
@@ -287,12 +289,8 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         if not left:
             return
         rest = batch.take(left)
-        _, values = token_losses(
-            torch.zeros(rest.mask.shape, device=rest.mask.device),
-            rest.advantages,
-            rest.mask,
-            loss=self.objective.loss,
-        )
+        zero = torch.zeros_like(rest.advantages)
+        _, values = token_losses(zero, rest.advantages, rest.mask, loss=self.objective.loss)
         for name, value in values.items():
             metrics.add(name, value, rest.mask)
         sampling = self.sampling

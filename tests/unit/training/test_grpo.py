@@ -254,6 +254,29 @@ def test_reference_is_frozen_and_not_trained(tmp_path: Path) -> None:
     assert all(("lora_" in n and ".ref." not in n) == p.requires_grad for n, p in model.named_parameters())
 
 
+def test_what_an_update_is_compared_with_has_no_dropout(tmp_path: Path) -> None:
+    """At the first step the reference, log π_old and the model that samples are one; only the update has an adapter's dropout."""
+
+    class Silent(PlainEngine):
+        def generate(self, *arguments: Any) -> list[list[Completion]]:
+            return [[dataclasses.replace(c, log_probs=None) for c in g] for g in super().generate(*arguments)]
+
+    lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
+    model = get_peft_model(make_model(), lora)
+    trainer = make_trainer(tmp_path, model, engine=Silent(model), beta=0.1, num_iterations=2, max_steps=1)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.train()
+    batch, dropout = trainer.rollouts, [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    assert dropout and all(module.training and module.p == 0.5 for module in dropout)
+    first, second = (trainer.log_probs(model, batch)[0] for _ in range(2))
+    assert float((first - second).detach().abs().max()) > 1e-2
+    assert torch.equal(trainer.log_probs_of(batch), trainer.log_probs_of(batch))
+    model.load_state_dict(start, strict=False)  # tied weights have one name
+    sampled, _ = trainer.log_probs(model.eval(), batch)
+    for other in (batch.old_log_probs, batch.extra["ref"]):
+        torch.testing.assert_close(other, sampled.detach(), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [True, False])
 def test_old_log_probs_come_from_the_sampler_where_exact(
