@@ -23,7 +23,8 @@ from algorist.errors import ConfigError, RewardError, nearest
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
 from algorist.prompts import PromptFormat, Tags, get_format
 from algorist.rewards.trl_form import Decode, as_messages, columns_of, rollouts_of, with_other_names
-from algorist.types import Grade, Group, Problem, Rollout
+from algorist.types import Group, Problem, Rollout
+from algorist_grader import grade_completion
 from algorist_grader.registry import Registry
 from algorist_grader.user_code import own_line
 
@@ -379,7 +380,7 @@ def _tried(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
         rollouts = []
         for text in (form.demonstrate(problem.solution or "Step by step.", problem.answer), "It is 8."):
             parsed = form.parse(text)
-            grade = Grade(parsed.answer == problem.answer, "different", parsed.answer, problem.answer)
+            grade = grade_completion(text, problem.answer, parsed=parsed, problem=problem.columns())
             rollouts.append(Rollout([1, 2], text, None, False, parsed, grade))
         for part in (rollouts, rollouts[:1], rollouts[1:]):
             yield Group(problem, problem.question, [1], part)

@@ -10,13 +10,13 @@ from pydantic import Field
 
 from algorist.errors import ConfigError
 from algorist.rewards.base import reward
-from algorist.types import Parsed, Problem
+from algorist.types import Parsed, Problem, Rollout
 from algorist_grader import grade
 
 
 @reward("correct", low=0.0, high=1.0, source="algorist_grader")
 def correct(
-    completion: str, *, parsed: Parsed, gold: str, matcher: str = "symbolic", problem: Problem | None = None
+    rollout: Rollout, *, parsed: Parsed, gold: str, matcher: str = "symbolic", problem: Problem | None = None
 ) -> float:
     """1 when the grader finds the parsed answer equal to the gold answer, else 0; the default reward.
 
@@ -24,8 +24,11 @@ def correct(
     """
     if "several_answers" in parsed.flags:
         return 0.0
-    row = problem.columns() if problem is not None else None
-    return float(grade(parsed.answer, gold, matcher=matcher, problem=row).correct)
+    row, verdict = problem.columns() if problem is not None else {}, rollout.grade
+    # A verdict that the grader does not remember may be another one when it is asked again.
+    if verdict is None or verdict.gold != gold or not (row.get("checker") or verdict.is_unfinished):
+        verdict = grade(parsed.answer, gold, matcher=matcher, problem=row)
+    return float(verdict.correct)
 
 
 @reward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from algorist.types import Problem
 from algorist_grader import grade
 from algorist_grader.checkers import CHECKERS, read_files_again
 from algorist_grader.countdown import value_of
+from algorist_grader.matchers import MATCHERS
 from algorist_grader.registry import by_user
 from tests.conftest import Verb
 from tests.tiny import TOKENIZER
@@ -111,6 +113,33 @@ def test_reward_grade_and_stored_row_agree() -> None:
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.0] and {row["checker"] for row in rows} == {
         "countdown"
     }
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_completion_is_asked_about_once(
+    tmp_path: Path, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two verdicts could be another one: that of a judge, or of a grader that ran into its limits before."""
+    calls, file = tmp_path / "calls.txt", tmp_path / "mine.py"
+    file.write_text(
+        "def check(problem, answer):\n"
+        f"    with open({str(calls)!r}, 'a+') as calls:\n"
+        "        calls.write('.')\n        calls.seek(0)\n        return len(calls.read()) % 2 == 1\n"
+    )
+    verdicts = iter([(False, "timeout"), (True, "equal_number"), (False, "crashed")])
+    late = dataclasses.replace(MATCHERS.get("numeric"), judge=lambda *_: next(verdicts))
+    monkeypatch.setitem(MATCHERS._entries, "late", late)
+    form, answers = get_format("question_only"), ["24", "25", "7"]
+    problem = Problem("p", "q", "4*6", checker=f"{file}:check" if checked else "")
+    engine = Scripted(*(f"\\boxed{{{answer}}}" for answer in answers))
+    rewards = build_rewards(["correct", {"name": "correct", "weight": 0.5}], form, matcher="late")
+    (group,) = collect(
+        engine, TOKENIZER, [problem], form, SamplingParams(), 3, rewards=rewards, matcher="late"
+    )
+    rows = rows_of(group)
+    assert [row["correct"] for row in rows] == ([True, False, True] if checked else [False, True, False])
+    assert [1.5 * row["correct"] for row in rows] == [row["reward"] for row in rows]
+    assert not rewards.failures["correct"] and (not checked or calls.read_text() == "...")
 
 
 def test_lenient_accuracy_asks_the_checker_about_the_last_number() -> None:

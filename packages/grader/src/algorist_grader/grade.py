@@ -15,12 +15,11 @@ from algorist_grader.extract import extract, last_number
 from algorist_grader.matchers import MATCHERS, Judge
 from algorist_grader.numeric import numeric_value
 from algorist_grader.symbolic import Limits, Verdict
-from algorist_grader.types import MISSING_TAG, Grade, Parsed
+from algorist_grader.types import MISSING_TAG, UNFINISHED, Grade, Parsed
 
 log = logging.getLogger(__name__)
 _REASONS = "unparseable_gold unparseable_answer different ambiguous crashed memory timeout".split()
 _RANK = {reason: rank for rank, reason in enumerate(_REASONS)}
-_UNFINISHED = frozenset({"timeout", "memory", "crashed"})
 _CACHE_BYTES = 16 * 2**20
 LONGEST_BITS = 14_000
 """Whole numbers of more are no gold answers: Python writes 4,300 digits at most."""
@@ -111,7 +110,7 @@ def grade(
         verdict = _verdicts.get(key)
         if verdict is None:
             verdict = _judged(judge, answer, one, Limits(timeout_s, memory_mb, tolerance))
-            if verdict[1] not in _UNFINISHED:
+            if verdict[1] not in UNFINISHED:
                 _verdicts.put(key, verdict, answer, one)
         if verdict[0]:
             return Grade(True, verdict[1], answer, one, time.perf_counter() - began)

@@ -45,6 +45,8 @@ MISSING_TAG: dict[str, GradeReason] = {
     "unclosed_answer": "no_answer_close",
 }
 """Flag of a completion whose answer cannot be read for want of one tag → the reason: ``no_`` and the tag's name."""
+UNFINISHED = frozenset({"timeout", "memory", "crashed"})
+"""Reasons of verdicts that a limit cut short: asked again, the grader may decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,8 @@ class Grade:
     extracted: str | None
     gold: str
     seconds: float = 0.0
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a limit or the end of the grader's process cut it short."""
+        return self.reason in UNFINISHED
