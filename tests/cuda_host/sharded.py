@@ -35,7 +35,7 @@ def others(count: int) -> Iterator[None]:
     def same(value: Any) -> list[Any]:
         return [value] * count
 
-    def joined(_: Any, __: Any, groups: Any) -> list[Any]:
+    def joined(_: Any, groups: Any) -> list[Any]:
         return list(groups) * count
 
     sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}

@@ -421,6 +421,33 @@ def test_estimators_that_look_at_more_than_a_completion_are_those_of_one_process
     assert len({row["grad_norm"] for row in lines[0]}) == 4
 
 
+OF_ONE = """
+import os
+from algorist_grader import grade
+def check(problem, answer):
+    os._exit(3)
+def of_rank_0(completion, trainer_state):
+    if os.environ["RANK"] == "1":
+        grade("7", "7", problem={"checker": __file__ + ":check"})
+        raise ValueError("not here")
+    return len(completion) % 2
+"""
+
+
+def test_what_fails_in_one_process_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OF_ONE)
+    given = ["sft.enabled=false", "eval.enabled=false", "grpo.max_steps=2", "grpo.batch_size=8", "threads=1"]
+    own = [f"rewards=[correct, {{name: '{tmp_path}/mine.py:of_rank_0', weight: 0.5}}]", "run_name=r"]
+    said = call(tmp_path, "run", "-n", "2", "smoke-cpu", f"output_dir={tmp_path}", *given, *own)
+    assert "reward 'of_rank_0' failed on 8 of 16 completions (ValueError: not here" in " ".join(said.split())
+    for line in [row for row in metrics(tmp_path / "r") if "grad_norm" in row]:
+        assert (line["rewards/of_rank_0/failures"], line["grading/crashed"], line["grading/timeout"]) == (
+            8,
+            8,
+            0,
+        )
+
+
 KILLED = """
 import os, signal
 from algorist.training.extension import Extension, extension

@@ -147,8 +147,5 @@ class ModelSection(Section):
 
 def merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     """Return settings with those of ``top`` in place of their own, sections in sections."""
-    result = dict(base)
-    for key, value in top.items():
-        old = result.get(key)
-        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
+    nested = [k for k in base.keys() & top.keys() if isinstance(base[k], dict) and isinstance(top[k], dict)]
+    return {**base, **top, **{key: merged(base[key], top[key]) for key in nested}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,8 @@ class RolloutNotes:
         self.say = say
         self._ends: dict[str, tuple[float, float]] = {}
         self._silent: set[str] = set()
-        self._failures: dict[str, int] = {}
-        self._failed: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
 
     def on_failures(self, rewards: Iterable[Any], completions: int) -> None:
         """Count each reward's failures; the first time is reported.
@@ -154,12 +155,10 @@ class RolloutNotes:
             completions: How many were rewarded since the last call.
         """
         for reward in rewards:
-            before = self._failures.get(reward.__name__, 0)
+            before = self._failures[reward.__name__]
             new = reward.failures - before
             self._failures[reward.__name__] = reward.failures
-            if new:
-                name = f"rewards/{reward.__name__}/failures"
-                self._failed[name] = self._failed.get(name, 0.0) + new
+            self._failed[f"rewards/{reward.__name__}/failures"] += new
             if new and not before:
                 self.say(
                     f"reward '{reward.__name__}' failed on {new} of {completions} completions ({reward.first_failure}); "
@@ -190,8 +189,8 @@ class RolloutNotes:
         for name, (low, high) in self._ends.items():
             between = "_" if name == "reward" else "/"  # reward_min is named as TRL's reward_std
             ends |= {f"{name}{between}min": low, f"{name}{between}max": high}
-        ends |= self._failed
-        self._ends, self._failed = {}, {}
+        ends |= {name: float(new) for name, new in self._failed.items() if new}
+        self._ends, self._failed = {}, Counter()
         return ends
 
     def _extend(self, name: str, value: float | None) -> None:

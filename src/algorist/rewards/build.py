@@ -63,13 +63,12 @@ class RewardSet(list[Reward]):
         """
         columns = {reward.name: iter(reward.values(groups, extra)) for reward in self}
         weights = dict(zip(self.names, self.weights, strict=True))
-        counted = {
-            name for name, weight in weights.items() if weight
-        } or weights  # those of weight 0 are only logged
+        # Those of weight 0 are only logged.
+        counted = [name for name in self.names if weights[name]] or self.names
 
         def paid(rollout: Rollout) -> Rollout:
             score = breakdown({name: next(values) for name, values in columns.items()}, weights)
-            applies = any(value is not None for name, value in score.components.items() if name in counted)
+            applies = any(score.components[name] is not None for name in counted)
             return replace(rollout, rewards=score.components, reward=score.total if applies else None)
 
         return [replace(group, rollouts=[paid(rollout) for rollout in group.rollouts]) for group in groups]

@@ -24,7 +24,7 @@ from algorist.objectives import mean_lengths, token_losses
 from algorist.rollouts.base import RolloutEngine, SamplingParams
 from algorist.rollouts.collect import collect
 from algorist.training.batch import Batch
-from algorist.training.distributed import PolicyEngine, reminder
+from algorist.training.distributed import PolicyEngine, of_all, reminder
 from algorist.training.extension import Event, Sampled
 from algorist.training.lm_head import OfHead
 from algorist.training.log_probs import LogProbs
@@ -81,7 +81,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         self.position = 0  # steps done on the present rollout batch
         self.rollouts: Batch | None = None
         self.dealt: list[list[int]] = []
-        self.graded = stats()
+        self.graded, self.failed = stats(), rewards.failures
         super().__init__(
             model=model,
             tokenizer=tokenizer,
@@ -133,7 +133,7 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
         first_row = self.rank * len(problems) * self.group_size // self.processes
         groups = self._sampling_of(PolicyEngine(self.engine, self, first_row), self.tokenizer, own, counts)()
         with reminder("for the rollouts of the other processes"):
-            return join_groups(self.accelerator, share, groups)
+            return join_groups(share, groups)
 
     def sample_elsewhere(self, problems: Sequence[Problem]) -> Callable[[], list[Group]] | None:
         """Give the engine the weights of now; return what samples with them, for any thread. None: no rollout batch comes after this."""
@@ -255,24 +255,28 @@ class AlgoristGRPOTrainer(AlgoristTrainer):
             self.averages.add({"groups/useful_share": float(signal.float().mean())})
         if self.extensions.change_groups:
             useful = self.useful(sampled.groups)
-            self.averages.add(
-                {
-                    "groups/sampled": float(len(groups)),
-                    "groups/replayed": float(len(sampled.earlier)),
-                    "groups/trained_useful_share": sum(useful) / len(useful),
-                    **sampled.metrics,
-                }
-            )
+            self.averages.add({"groups/trained_useful_share": sum(useful) / len(useful), **sampled.metrics})
+            self.averages.add({"groups/sampled": len(groups), "groups/replayed": len(sampled.earlier)})
         self.state.num_input_tokens_seen += sum(
             len(group.prompt_ids) + len(r.completion_ids) for group in groups for r in group.rollouts
         )
-        limits = stats()
-        self.averages.add({f"grading/{n}": float(limits[n] - self.graded.get(n, 0)) for n in LIMITS})
-        self.graded = limits
+        self.add_up_failures()
         if self.on_rollouts is not None and self.accelerator.is_main_process:
             not_trained = advantages_PG.new_full((len(sampled.spare), advantages_PG.shape[1]), math.nan)
             advantages_PG = torch.cat([advantages_PG[fresh], not_trained])
             self.on_rollouts(self.state.global_step, groups, advantages_PG)
+
+    def add_up_failures(self) -> None:
+        """Count the failures of all processes' graders and rewards since the last rollout batch; every process must call this."""
+        limits = stats()
+        undecided = [limits[name] - self.graded[name] for name in LIMITS]
+        failed = [(r.failures - self.failed.get(r.name, 0), r.first_failure) for r in self.rewards]
+        of_graders, of_rewards = zip(*of_all((undecided, failed)))
+        self.averages.add({f"grading/{name}": sum(n) for name, *n in zip(LIMITS, *of_graders)})
+        for reward, *tallies in zip(self.rewards, *of_rewards):
+            reward.failures = self.failed.get(reward.name, 0) + sum(number for number, _ in tallies)
+            reward.first_failure = next((first for _, first in tallies if first), "")
+        self.graded, self.failed = limits, self.rewards.failures
 
     def count(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
         """Count |trainer - sampler| of the log-probs on the tokens that were computed right after sampling."""

@@ -140,31 +140,6 @@ class ProblemOrder(Sampler[list[int]]):
         return self.count // self.size * self.repeats
 
 
-class RowOrder(Sampler[list[int]]):
-    """The demonstrations of each step: a permutation for each epoch, as accelerate and so TRL draw it; the last step takes the rest.
-
-    Args:
-        count: Demonstrations in all.
-        size: Demonstrations of a step.
-        seed: Seed of the permutations.
-    """
-
-    def __init__(self, count: int, size: int, seed: int) -> None:
-        self.count, self.size, self.seed, self.epoch = count, size, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.count, generator=generator).tolist()
-        for start in range(0, self.count, self.size):
-            yield order[start : start + self.size]
-
-    def __len__(self) -> int:
-        return -(-self.count // self.size)
-
-
 def step_loader(items: Sequence[Any], order: Sampler[list[int]]) -> DataLoader[Any]:
     """Return a loader whose items are lists of ``items``, one for each optimizer step."""
     return _Loader(list(items), batch_sampler=order, collate_fn=list)  # type: ignore[arg-type]
@@ -176,13 +151,11 @@ class _Loader(DataLoader[Any]):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
-def join_groups(accelerator: Any, share: Sequence[tuple[int, int]], groups: list[Group]) -> list[Group]:
+def join_groups(share: Sequence[tuple[int, int]], groups: list[Group]) -> list[Group]:
     """Return the groups of all processes in the order of the problems; parts of a group are put together (``parts_of`` cuts).
 
     ``seconds`` is the slowest process's. Every process must call this.
     """
-    if accelerator.num_processes == 1:
-        return groups
     own = [(place, group) for (place, _), group in zip(share, groups, strict=True)]
     gathered = [pair for pairs in of_all(own) for pair in pairs]
     seconds = max(group.seconds for _, group in gathered)

@@ -8,14 +8,14 @@ the update, ``trainer.py`` the loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from algorist.config.schema import SFTSection
 from algorist.data import with_solutions
@@ -27,7 +27,7 @@ from algorist.prompts.pieces import encode_after
 from algorist.training.batch import Batch
 from algorist.training.log_probs import LogProbs
 from algorist.training.metrics import Metrics
-from algorist.training.order import RowOrder, step_loader
+from algorist.training.order import step_loader
 from algorist.training.step import update
 from algorist.training.trainer import AlgoristTrainer
 from algorist.types import Problem
@@ -71,6 +71,31 @@ class AlgoristSFTTrainer(AlgoristTrainer):
     def count(self, metrics: Metrics, log_probs: Tensor, batch: Batch) -> None:
         """Count the tokens that the policy finds the likeliest."""
         metrics.add("mean_token_accuracy", batch.extra["is_top1"].float(), batch.mask)
+
+
+class RowOrder(Sampler[list[int]]):
+    """The demonstrations of each step: a permutation for each epoch, as accelerate and so TRL draw it; the last step takes the rest.
+
+    Args:
+        count: Demonstrations in all.
+        size: Demonstrations of a step.
+        seed: Seed of the permutations.
+    """
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self.count, self.size, self.seed, self.epoch = count, size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.count, generator=generator).tolist()
+        for start in range(0, self.count, self.size):
+            yield order[start : start + self.size]
+
+    def __len__(self) -> int:
+        return -(-self.count // self.size)
 
 
 def batch_of(rows: Sequence[Row], device: torch.device) -> Batch:
