@@ -143,10 +143,20 @@ def test_a_resumed_run_hides_what_it_logs_again(tmp_path: Path) -> None:
     for steps, value in (((1, 2, 3, 4), 1.0), ((3, 4, 5), 2.0)):
         tracker = TensorBoardTracker(identity(recipe, tmp_path))
         for step in steps:
+            tracker.histogram(
+                "grpo", step - 1, "reward_distribution", [value]
+            )  # what the step will learn from
             tracker.log("grpo", step, {"loss": value})
         tracker.finish()
     found = [(e.step, e.value) for e in events(tmp_path / "tensorboard" / "grpo").Scalars("loss")]
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+    spreads = events(tmp_path / "tensorboard" / "grpo").Histograms("reward_distribution")
+    assert [(e.step, e.histogram_value.sum) for e in spreads if e.step != 2] == [
+        (0, 1),
+        (1, 1),
+        (3, 2),
+        (4, 2),
+    ]
 
 
 def test_a_run_resumed_between_training_and_evaluation_adds_to_the_last_step(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ class TensorBoardTracker(Tracker):
     def histogram(self, stage: str, step: int, name: str, values: Sequence[float]) -> None:
         import numpy
 
-        self._writer(stage, step).add_histogram(name, numpy.asarray(values, dtype=float), step)
+        writer = self._writer(stage, step + 1)  # the line of step was there before
+        writer.add_histogram(name, numpy.asarray(values, dtype=float), step)
 
     def outcome(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Write scalars ``final/NAME`` beside the stage's others: an event file has no summary."""
