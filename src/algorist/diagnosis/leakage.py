@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from algorist.types import Problem
@@ -53,7 +54,10 @@ def shared_questions(
 
 def normal(text: str) -> str:
     """Return a text's words, numbers and signs in lower case, one space between them: 4 - 1 is not 4 + 1, nor 2(3 + 4) 2·3 + 4."""
-    return " ".join(_WORDS.findall(text.lower()))
+    text = text.lower()
+    if not text.isascii():  # the same letters and marks in one form, without what no reader sees
+        text = unicodedata.normalize("NFC", "".join(c for c in text if unicodedata.category(c) != "Cf"))
+    return " ".join(_WORDS.findall(text))
 
 
 def _without_numbers(text: str) -> str:

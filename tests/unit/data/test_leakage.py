@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ TRAIN = [
     "Tom has 3 apples and buys 4 more. How many?",
     "A train leaves the station at noon and travels north at a steady 60 km per hour.",
 ]
+FRENCH = "Zoé a 12 crêpes et en donne 5 à José. Combien en garde-t-elle ?"
 HELD_OUT = {
     "exact": "TOM has 3 apples,  and buys 4 more: how many",
     "numbers_changed": "Tom has 12 apples and buys 4.5 more. How many?",
@@ -36,6 +38,20 @@ def test_each_kind_is_found_once() -> None:
     assert not shared_questions(problems(["1 + 1"]), problems(["2 + 2"]))[
         "numbers_changed"
     ]  # no words to share
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        unicodedata.normalize("NFD", FRENCH),
+        unicodedata.normalize("NFD", FRENCH).upper(),
+        FRENCH.replace("12", "12\u200b").replace("garde", "gar\u00adde"),
+        "\ufeff" + FRENCH.replace(" ", "\u00a0"),
+    ],
+)
+def test_what_no_reader_sees_makes_no_other_question(other: str) -> None:
+    assert len(overlap(problems([FRENCH]), problems([other]))) == 1
+    assert len(shared_questions(problems([other]), problems([FRENCH]))["exact"]) == 1
 
 
 @pytest.mark.parametrize(
