@@ -142,6 +142,23 @@ def test_solutions_that_end_in_the_answer_serve_as_both(verb: Any, tmp_path: Pat
     shown = json.loads(verb("new", write(tmp_path / "g.jsonl", rows), "--model", "tiny", "--json")[1])
     assert shown["columns"] == {"question": "question", "answer": "answer", "solution": "answer"}
     assert load_recipe(str(tmp_path / "g.yaml")).recipe.matcher == "numeric"
+    for worked, name, said in (
+        (1, "few", "no worked solutions"),
+        (30, "most", "30 of them with worked solutions"),
+    ):
+        mixed = [
+            *rows[:worked],
+            *({**row, "answer": row["answer"].partition("#### ")[2]} for row in rows[worked:]),
+        ]
+        out = verb("new", write(tmp_path / f"{name}.jsonl", mixed), "--model", "tiny", "--no-trial")[1]
+        assert said in " ".join(out.split()), out
+        recipe = load_recipe(str(tmp_path / f"{name}.yaml")).recipe
+        assert recipe.sft.enabled == (worked > 1)
+    shown = verb("data", "show", "local,columns={solution: answer}", "--path", "few.jsonl", "-n", "2")[1]
+    assert [json.loads(text + "}")["solution"] for text in shown.split("\n}\n")[:-1]] == [
+        rows[0]["answer"],
+        "",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,32 @@ def test_decimal_commas_are_named_and_read(verb: Any, tmp_path: Path) -> None:
     assert code == 2 and "expected '.' or ','" in err
 
 
+def test_golds_grouped_as_in_india_or_in_accounts_are_named(verb: Any, tmp_path: Path) -> None:
+    rows = [
+        "1,23,456",
+        "(1,200)",
+        "Rs. 12,34,567.50",
+        "($4,500)",
+        "1,234,567",
+        "(1, 200)",
+        "(3,4)",
+        "1,2,300",
+        "1,23,45",
+        "7",
+    ]
+    (tmp_path / "a.csv").write_text(
+        "question,answer\n" + "".join(f'{n}?,"{row}"\n' for n, row in enumerate(rows))
+    )
+    code, out, _ = verb("data", "check", "local", "--path", "a.csv")
+    assert code == 0 and "4 may be one number" in out and "write 123456 or -1200" in " ".join(out.split())
+    named = json.loads(verb("data", "check", "local", "--path", "a.csv", "--json")[1])["grouped"]
+    assert [row["gold"] for row in named] == rows[:4]
+    assert (
+        "4 answers such as '1,23,456' are read as several numbers"
+        in verb("new", "a.csv", "--model", "tiny", "--no-trial")[1]
+    )
+
+
 def test_data_check_lists_golds_that_are_compared_as_text(verb: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "question,answer\nq1,about twelve or so\nq2,12\nq3,\\frac{1}{2}\nq4,12 apples\n"

@@ -93,9 +93,10 @@ class Checked(Result):
     unreadable: Annotated[list[dict[str, str]], "golds never paid: id, gold, reason"]
     text_only: Annotated[list[dict[str, str]], "compared as text: id, gold"]
     decimal_commas: Annotated[list[dict[str, str]], "maybe decimal commas: id, gold"]
+    grouped: Annotated[list[dict[str, str]], "maybe one number: id, gold"]
     conflicting: Annotated[list[dict[str, str]], "repeated with another gold: id, gold, first_id, first_gold"]
-    reasons: Annotated[dict[str, int], "reason → golds, most frequent first"]
-    control_tokens: Annotated[list[dict[str, str]], "control tokens in the texts: id, tokens"]
+    reasons: Annotated[dict[str, int], "reason → golds"]
+    control_tokens: Annotated[list[dict[str, str]], "control tokens: id, tokens"]
 
     def view(self, width: int) -> View:
         yield (
@@ -120,6 +121,12 @@ class Checked(Result):
                 "for 12.5 and 1234.5 write\n    params: {decimal: ','} into the data section (adapter local), such as:"
             )
             yield from self._some(self.decimal_commas)
+        if self.grouped:
+            yield (
+                f"  {len(self.grouped)} may be one number (1,23,456 as in India, a negative (1,200)) but are read as several; where one is "
+                "meant, write\n    123456 or -1200 into the data, such as:"
+            )
+            yield from self._some(self.grouped)
         if self.text_only:
             yield (
                 f"  {len(self.text_only)} are compared as text only, so only the same words are right, such as:"
@@ -160,6 +167,7 @@ def check(
         unreadable=[{"id": p.id, "gold": p.answer, "reason": why} for p, why in golds.unreadable],
         text_only=[{"id": p.id, "gold": p.answer} for p in golds.text_only],
         decimal_commas=[{"id": p.id, "gold": p.answer} for p in golds.decimal_commas],
+        grouped=[{"id": p.id, "gold": p.answer} for p in golds.grouped],
         conflicting=[
             {"id": p.id, "gold": p.answer, "first_id": first.id, "first_gold": first.answer}
             for first, p in golds.conflicting

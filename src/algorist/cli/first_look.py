@@ -170,7 +170,7 @@ def guess_columns(rows: Sequence[Row], named: Mapping[str, str]) -> dict[str, st
         columns["answer"] = columns["solution"]
     if "answer" in columns and "solution" not in columns:
         golds = [str(row.get(columns["answer"]) or "").strip() for row in rows]
-        if any(hash_answer(gold) or last_boxed(gold) for gold in golds):
+        if 2 * sum(bool(hash_answer(gold) or last_boxed(gold)) for gold in golds) > len(golds):
             columns["solution"] = columns["answer"]
         elif worked := next((c for c, cells in texts.items() if _works_out(cells, golds)), None):
             columns["solution"] = worked

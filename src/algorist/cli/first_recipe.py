@@ -223,7 +223,8 @@ def recipe_text(
     )
     data = []
     if file.has_solutions or choice.sft:
-        steps = max(100, min(1600, 22 * rows // 16)) if model == "tiny" else max(1, min(240, 3 * rows // 8))
+        shown = int(sum(bool(p.solution) for p in file.problems) * share) or rows
+        steps = max(100, min(1600, 22 * shown // 16)) if model == "tiny" else max(1, min(240, 3 * shown // 8))
         what = "imitate the solutions first"
         if choice.sft:
             source, what, steps = choice.sft

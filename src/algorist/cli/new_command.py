@@ -206,7 +206,9 @@ def _show_columns(file: DataFile) -> None:
 def _answers(file: DataFile) -> View:
     """Describe how the grader reads the gold answers, and the rows that are left out."""
     golds, column = file.golds, file.columns["answer"]
-    solved = "with worked solutions" if file.has_solutions else "no worked solutions"
+    count = sum(bool(p.solution) for p in file.problems)
+    part = "" if count == len(file.problems) else f"{count} of them "
+    solved = f"{part}with worked solutions" if count else "no worked solutions"
     lines = [f"{len(file.problems)} problems, answers compared as {file.matcher}, {solved}"]
     if file.left_out:
         lines.append(
@@ -221,6 +223,11 @@ def _answers(file: DataFile) -> View:
         count, example = len(golds.decimal_commas), golds.decimal_commas[0].answer
         lines.append(
             f"{count} answers such as {example!r} are read as two numbers; if the comma is a decimal sign: --decimal ,"
+        )
+    if golds.grouped:
+        example = golds.grouped[0].answer
+        lines.append(
+            f"{len(golds.grouped)} answers such as {example!r} are read as several numbers; where one is meant, write 123456 or -1200"
         )
     if golds.unreadable:
         problem, why = golds.unreadable[0]

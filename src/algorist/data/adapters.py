@@ -97,12 +97,17 @@ def load_local(source: Source) -> list[Problem]:
     if decimal not in (".", ","):
         raise DataError(f"data.….params.decimal is {decimal!r}; expected '.' or ','")
 
-    def gold(row: Row) -> object:
-        stated = stated_gold(chat_text(cell(row, names["answer"]), "assistant"), way)
-        return with_points(stated) if decimal == "," else stated
+    def stated(row: Row) -> object:
+        return stated_gold(chat_text(cell(row, names["answer"]), "assistant"), way)
 
     columns: dict[str, Any] = {
         "identity" if field == "id" else field: column for field, column in names.items()
     }
+    gold = (lambda row: with_points(stated(row))) if decimal == "," else stated
     columns |= {"answer": gold, "extra": demonstrated("demonstrated_answer")}
+    bare = [stated(row) is cell(row, names["answer"]) for row in rows]
+    if names.get("solution") == names["answer"] and not all(
+        bare
+    ):  # among worked answers a bare one shows no work
+        columns["solution"] = lambda row: None if stated(row) is (own := cell(row, names["answer"])) else own
     return to_problems(rows, Columns(**columns, skip_bad=skip_bad), where=where)

@@ -17,6 +17,9 @@ _GROUPS = r"[1-9]\d{0,2}(?:\.\d{3})+"
 _LOCAL = rf"(?:{_GROUPS}|\d+)(?:,|\{{,\}})\d+"
 _NUMBER = re.compile(rf"(?<![\d.,}}])(?:{_LOCAL}|{_GROUPS})(?![\d.,]|\{{,\}})")
 _ONE_NUMBER = re.compile(rf"[^\d.,()\[\]]*{_LOCAL}[^\d.,()\[\]]*")
+_OTHERWISE = re.compile(
+    r"[^\d,()\[\]]*\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?[^\d,()\[\]]*|\([^\w()\[\],]*\d{1,3}(?:,\d{3})+(?:\.\d+)?\)"
+)
 _THOUSANDS = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+(?!\d)")
 
 
@@ -80,6 +83,8 @@ class GoldCheck:
     """Right in the same words only."""
     decimal_commas: list[Problem] = field(default_factory=list)
     """Read as two numbers, and maybe meant as one."""
+    grouped: list[Problem] = field(default_factory=list)
+    """Read as several numbers, and maybe one as India or accounts write it."""
     reasons: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     """Questions that occur more than once, without their first time."""
@@ -132,6 +137,8 @@ def check_golds(problems: Sequence[Problem]) -> GoldCheck:
             check.text_only.append(problem)
         if may_be_decimal(problem.answer):
             check.decimal_commas.append(problem)
+        if _OTHERWISE.fullmatch(problem.answer):
+            check.grouped.append(problem)
     return check
 
 
