@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,3 +137,28 @@ def test_a_rewards_fault_is_placed_in_its_own_file(call: Cli, tmp_path: Path) ->
         and "if tier is a column of your data: --row tier=VALUE" in done.stderr
     )
     assert call(*words, "rewards=[{name: 'mine.py:column'}]", "--row", "tier=hard").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "rc", "said"),
+    [
+        ("scalar", 1, "TypeError: it returned 0.5; expected a list of one number per completion in mine.py:3"),
+        ("missing", 1, "TypeError: there is no column 'anser'. Did you mean 'answer'? Columns: "),
+        ("missing", 1, "if anser is a column of your data: --row anser=VALUE"),
+        ("keyless", 1, "it returned a dict with acc, but without the key score in mine.py:5"),
+        ("array", 0, ""),
+        ("forgot", 0, "no reward gave a number for the completion, only None: 'forgot' (mine.py:7). Nothing can"),
+    ],
+)  # fmt: skip
+def test_what_a_reward_should_have_returned_is_said(
+    verb: Any, tmp_path: Path, name: str, rc: int, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy\n\ndef scalar(completions, **rows): return 0.5\n"
+        "def missing(completions, anser, **rows): return [0.0 for _ in completions]\n"
+        "def keyless(data_source, solution_str, ground_truth, extra_info=None): return {'acc': 1.0}\n"
+        "def array(rollout): return numpy.array([0.5])\ndef forgot(rollout): len(rollout.text)\n"
+    )
+    words = ["rewards", "explain", "--completion", "<answer>7</answer>", "--answer", "7"]
+    code, out, err = verb(*words, f"rewards=[{{name: 'mine.py:{name}'}}]")
+    assert code == rc and said in err and (name != "array" or "0.5" in out), err

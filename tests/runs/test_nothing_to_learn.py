@@ -11,6 +11,7 @@ import pytest
 
 from algorist.cli.main import main
 from algorist.config import load_recipe
+from algorist.errors import ConfigError
 from algorist.runs.pipeline import run_recipe
 
 
@@ -81,15 +82,28 @@ def test_a_run_that_ended_in_sft_is_not_healthy(tmp_path: Path, diagnose: Any) -
     assert "GRPO has not begun" not in out and "the first rollouts of GRPO are not stored yet" in out
 
 
-def test_a_reward_without_a_number_is_named_once(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def silent(completion):\n    return None\n")
-    for other, name in (("", "alone"), (", {name: correct}", "beside")):
-        folder = run(
-            tmp_path,
-            "grpo.max_steps=3",
-            f"rewards=[{{name: '{tmp_path}/own.py:silent'}}{other}]",
-            f"run_name={name}",
-        )
-        log = (folder.parent / name / "training.log").read_text()
-        assert log.count("reward 'silent' gave no number for any of 16 completions") == 1
-        assert "reward 'correct' gave" not in log
+def test_a_reward_without_a_number_is_named_once_and_alone_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def rare(rollout, problem):\n    return None if problem['index'] or '<answer>' not in rollout.text else 1.0\n\n"
+        "def silent(completion):\n    len(completion)\n\n"
+        "def no_score(data_source, solution_str, ground_truth, extra_info=None):\n    return {'acc': 1.0}\n"
+    )
+    run(tmp_path, "grpo.max_steps=3", f"rewards=[{{name: '{own}:silent'}}, {{name: correct}}]")
+    log = (tmp_path / "r/training.log").read_text()
+    assert log.count("reward 'silent' gave no number for any of 16 completions") == 1
+    assert "reward 'correct' gave" not in log
+    alone = [f"rewards=[{{name: '{own}:silent'}}, {{name: correct, weight: 0}}]", "run_name=alone"]
+    with pytest.raises(
+        ConfigError, match=r"for any of 16 completions, only None: 'silent' \(own\.py:4\)\. Nothing can"
+    ):
+        run(tmp_path, *alone)
+    rows = "".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}", "index": {n}}}\n' for n in range(20))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    data = f"data.train={{name: local, path: {tmp_path}/rows.jsonl}}"
+    run(
+        tmp_path, "grpo.max_steps=1", f"rewards=[{{name: '{own}:rare'}}]", data, "run_name=rare"
+    )  # it speaks at times
+    with pytest.raises(ConfigError, match=r"a dict with acc, but without the key score in own\.py:7\. It"):
+        run(tmp_path, f"rewards=[{{name: '{own}:no_score'}}]", "run_name=dict")
+    assert not (tmp_path / "dict").exists()

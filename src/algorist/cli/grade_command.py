@@ -172,8 +172,10 @@ def explain(
     failed = {reward.__name__: str(reward.first_failure) for reward in rewards if reward.failures}
     for name, why in failed.items():
         say(f"error: reward '{name}' failed and got its floor: {why}", stderr=True)
-        if missing := re.match(r"KeyError: '(\w+)'", why):
+        if missing := re.match(r"(?:KeyError:|TypeError: there is no column) '(\w+)'", why):
             say(f"if {missing[1]} is a column of your data: --row {missing[1]}=VALUE", stderr=True)
+    if silent := rewards.silence([breakdown.components]):
+        say(f"warning: {silent}", stderr=True)
     values = {
         name: {"value": value, "weight": breakdown.weights[name]}
         for name, value in breakdown.components.items()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from algorist.errors import ConfigError, RewardError, nearest
@@ -56,6 +57,7 @@ the same under the names of CS336's rewards (``response``, ``ground_truth``) and
 FROM_THE_TRAINER = ("trainer_state", "log_metric", "log_extra")
 """Arguments that only a trainer has; a function that names one of these runs in the trainer's process, and applies nowhere else."""
 FORMS = "def f(rollout, problem): …  or, as TRL calls it,  def f(completions, **columns): …"
+STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 LARGEST = 1e9
 """A value beyond this would overflow in the statistics of its group."""
 
@@ -141,6 +143,14 @@ class Reward:
     def context(self) -> frozenset[str]:
         """The names from ``OFFERS`` that the function asks for."""
         return frozenset(OFFERS.keys() & {*self._arguments, *(() if self._first in OFFERS else ("rollout",))})
+
+    @property
+    def place(self) -> str:
+        """Where the function begins: ``file.py:line``, or an empty text."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return getattr(
+            self.function, "place", f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+        )
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -230,7 +240,10 @@ class Reward:
         if hasattr(self.function, "probe"):
             self.function.probe(problems, self.form, self.matcher, self.params)
             return
-        errors, tried = [], list(_tried(self.form, problems[:2] or [Problem("probe", "What is 3 + 4?", "7")]))
+        errors, tried = (
+            [],
+            list(tryouts(self.form, problems[:2] or [Problem("probe", "What is 3 + 4?", "7")])),
+        )
         for group in tried:
             try:
                 if self.takes_lists:
@@ -260,13 +273,18 @@ class Reward:
         offered = (
             with_other_names({n: [v] for n, v in problem.columns().items()}) if self.takes_lists else OFFERS
         )
-        names = ", ".join(
-            dict.fromkeys(["completions", "prompts", *offered] if self.takes_lists else offered)
-        )
+        names = dict.fromkeys(["completions", "prompts", *offered] if self.takes_lists else offered)
         return (
-            f"reward '{self.name}' fails on every completion that it was tried on, a demonstration among them: {_said(error)}. "
-            f"It may name: {names}. Try it: algorist rewards explain --completion TEXT --answer GOLD"
+            f"reward '{self.name}' fails on every completion that it was tried on, a demonstration among them: {self._said(error)}. "
+            f"It may name: {', '.join(names)}. Try it: algorist rewards explain --completion TEXT --answer GOLD"
         )
+
+    def _said(self, error: Exception) -> str:
+        """Return the kind, the first line and the place of an error; that of another process is a RuntimeError with its traceback."""
+        said = (str(error).splitlines() or [""])[0]
+        places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+        said += f" in {place}" if (place := own_line(error, places, self.place)) else ""
+        return said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
 
     def call(self, rollout: Rollout, problem: Problem, extra: Mapping[str, Any]) -> Any:
         """Call the function for a rollout."""
@@ -281,7 +299,17 @@ class Reward:
 
         def call(columns: Mapping[str, Any]) -> list[Any]:
             taken = {n: column for n, column in columns.items() if self._any_keyword or n in self._arguments}
-            return list(self.function(**{**taken, **self._around(extra)}))
+            arguments = {**taken, **self._around(extra)}
+            lacking = (
+                n for n, p in self._arguments.items() if p.default is p.empty and p.kind not in STARRED
+            )
+            if missing := next((name for name in lacking if name not in arguments), None):
+                raise TypeError(
+                    f"there is no column '{missing}'.{nearest(missing, columns)} Columns: {', '.join(columns)}"
+                )
+            if not hasattr(values := self.function(**arguments), "__iter__"):
+                raise TypeError(f"it returned {values!r:.80}; expected a list of one number per completion")
+            return list(values)
 
         if self.messages is None:
             try:
@@ -354,7 +382,7 @@ class Reward:
 
     def _failed(self, error: Exception) -> float:
         if self.failures == 0:
-            self.first_failure = _said(error)
+            self.first_failure = self._said(error)
             warning = "reward '%s' failed: %s; such completions get its floor %g and are counted (shown once)"
             log.warning(warning, self.name, self.first_failure, self.floor, exc_info=error)
         self.failures += 1
@@ -363,18 +391,14 @@ class Reward:
 
 def paid_in(value: Any) -> Any:
     """Extract the value from a mapping that a reward of CS336 (``reward``) or verl (``score``) returns; return any other value as it is."""
+    if isinstance(value, Mapping) and value.keys().isdisjoint({"reward", "score"}):
+        raise TypeError(
+            f"it returned a dict with {', '.join(map(str, value)) or 'no key'}, but without the key score"
+        )
     return value.get("reward", value.get("score")) if isinstance(value, Mapping) else value
 
 
-def _said(error: Exception) -> str:
-    """Return the kind and the first line of an error; that of another process is a RuntimeError with its traceback."""
-    said = (str(error).splitlines() or [""])[0]
-    places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-    said += f" in {own_line(error, places)}" if places else ""
-    return said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
-
-
-def _tried(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
+def tryouts(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
     """Yield each problem with a demonstration of its answer and prose, together and alone."""
     for problem in problems:
         rollouts = []

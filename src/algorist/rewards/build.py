@@ -10,7 +10,7 @@ from typing import Any
 
 from algorist.errors import ConfigError, check_known
 from algorist.prompts import FORMATS, PromptFormat, get_format
-from algorist.rewards.base import REWARDS, Reward, as_reward
+from algorist.rewards.base import REWARDS, Reward, as_reward, tryouts
 from algorist.rewards.trl_form import Decode
 from algorist.rewards.user import TIMEOUT_S, load_user_reward
 from algorist.types import Group, Problem, Rollout
@@ -72,6 +72,32 @@ class RewardSet(list[Reward]):
             return replace(rollout, rewards=score.components, reward=score.total if applies else None)
 
         return [replace(group, rollouts=[paid(rollout) for rollout in group.rollouts]) for group in groups]
+
+    def silence(self, components: Sequence[Mapping[str, float | None]]) -> str:
+        """Say that no reward with a weight gave a number for any completion; an empty text where one did.
+
+        Args:
+            components: Name → value, of each completion.
+        """
+        counted = [reward for reward in self if reward.weight and not reward.needs_trainer]
+        if not counted or any(values.get(one.name) is not None for values in components for one in counted):
+            return ""
+        names = ", ".join(f"'{one.name}' ({one.place})" for one in counted)
+        rows = f"any of {len(components)} completions" if len(components) > 1 else "the completion"
+        return (
+            f"no reward gave a number for {rows}, only None: {names}. Nothing can be learned from it; None "
+            "means that a reward does not apply, and is what a function without return gives"
+        )
+
+    def check_speaks(self, groups: Sequence[Group], problems: Sequence[Problem]) -> None:
+        """Refuse rewards that give no number for the groups' completions, nor for demonstrations of the problems (ConfigError)."""
+
+        def silence(groups: Sequence[Group]) -> str:
+            return self.silence([rollout.rewards for group in groups for rollout in group.rollouts])
+
+        said = silence(groups)
+        if said and silence(self.pay([group for one in problems for group in tryouts(self[0].form, [one])])):
+            raise ConfigError(f"{said}. Correct it, try it (algorist rewards explain), and start a new run")
 
     def probe(self, problems: Sequence[Problem] = ()) -> None:
         """Try each reward before the run (see ``Reward.probe``)."""

@@ -46,6 +46,7 @@ class UserFunction:
 
     def __init__(self, child: Child, path: Path, name: str, timeout_s: float) -> None:
         self.child, self.path, self.__name__, self.timeout_s = child, path, name, timeout_s
+        self.place = path.name
         self.ended_in_a_row = 0
 
     def __call__(self, rollout: Rollout, problem: Problem, form: Any, matcher: str, **params: Any) -> Any:
@@ -141,6 +142,7 @@ def load_user_reward(
         except (Exception, SystemExit) as error:
             raise ConfigError(f"reward '{target}': {path} cannot be imported: {error!r}") from error
     function = (UserLists if about.pop("takes_lists") else UserFunction)(child, path, name, timeout_s)
+    function.place = about.pop("place")
     return Reward(name, function, bounds=function.bounds, **about)
 
 
@@ -185,7 +187,7 @@ def prepare(file: str) -> tuple[Callable[[bytes], Any], dict[str, Any]]:
             made = reward_of(name)
             if what == "describe":
                 here = hasattr(made.function, "state_dict") or made.needs_trainer
-                about = {key: getattr(made, key) for key in ("low", "high", "source", "takes_lists")}
+                about = {key: getattr(made, key) for key in ("low", "high", "source", "takes_lists", "place")}
                 return {**about, "gold": made.needs_gold, "runs_here": here}
             made.params, *bounds = made.set_to(params)
             if what == "set_to":
@@ -214,6 +216,6 @@ def plain(value: Any) -> Any:
         raise TypeError(
             f"it returned {value!r:.80}; expected a number, or a list of one number per completion"
         )
-    if getattr(value, "ndim", 0) or not hasattr(value, "__float__"):
+    if not hasattr(value, "__float__"):
         return [plain(v) for v in value]
-    return float(value)
+    return float(value.item() if hasattr(value, "item") else value)

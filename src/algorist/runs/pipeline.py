@@ -245,6 +245,8 @@ def run_grpo(run: Run) -> None:
         store.write(rows)
         run.notes.on_rollouts(rows)
         run.notes.on_failures(rewards, len(rows))
+        if step == 0 and not any(extension.teaches for extension in run.plan.extensions):
+            rewards.check_speaks(groups, run.train[:: 1 + len(run.train) // 32])
         run.event("rollouts", "grpo", step, rows=rows)
 
     with whole_weights(policy.model):  # ZeRO-3 loads a later stage's model in parts

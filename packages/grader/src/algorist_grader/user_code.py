@@ -64,12 +64,13 @@ def run_again(path: Path) -> None:
         import_file(path)
 
 
-def own_line(error: BaseException, places: Iterable[tuple[str, int]] = ()) -> str:
-    """Return ``file.py:line`` of the last place of a traceback in a user's own file; of the last place where none is, "" without any.
+def own_line(error: BaseException, places: Iterable[tuple[str, int]] = (), otherwise: str = "") -> str:
+    """Return ``file.py:line`` of the last place of a traceback in a user's own file; where none is, ``otherwise`` or the last place.
 
     Args:
         error: What was raised.
         places: File and line of each frame, where its traceback is known as text only.
+        otherwise: What to return where no place is in a user's own file.
     """
     frames = [*places] or [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
     ours = (
@@ -83,7 +84,8 @@ def own_line(error: BaseException, places: Iterable[tuple[str, int]] = ()) -> st
     own = [
         frame for frame in frames if not frame[0].startswith(("<", *(f"{folder}{os.sep}" for folder in ours)))
     ]
-    return "".join(f"{Path(file).name}:{line}" for file, line in (own or frames)[-1:])
+    found = own or ([] if otherwise else frames)
+    return "".join(f"{Path(file).name}:{line}" for file, line in found[-1:]) or otherwise
 
 
 def functions_of(module: ModuleType) -> list[str]:
