@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -241,6 +242,11 @@ def test_a_run_that_is_lengthened_has_the_rates_of_its_new_schedule_at_once(tmp_
         for name in ("whole", "cut")
     ]
     assert [rates[0][step] for step in range(3, 9)] == [rates[1][step] for step in range(3, 9)]
+    said = (tmp_path / "cut/r/training.log").read_text()
+    short = sum("sft.max_steps" in line for line in said.splitlines())
+    assert short == 1 and "sft.max_steps 4 → 8: the learning rate of step 3 is " in said
+    was, now = re.search(r"step 3 is (\S+); without the change it would be (\S+)", said).groups()[::-1]
+    assert float(now) == pytest.approx(rates[1][3], rel=1e-2) and float(was) < float(now)
 
 
 def test_a_checkpoint_holds_what_it_says(after_sft: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import shutil
 import sys
@@ -14,12 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from algorist.cli.arguments import find_model
 from algorist.cli.run_command import run_stages
 from algorist.cli.session import work
 from algorist.config.load import load_recipe
 from algorist.config.schema import Recipe
 from algorist.config.section import ModelSection
-from algorist.errors import ConfigError, DataError
+from algorist.errors import CheckpointError, ConfigError, DataError
 from algorist.evaluation.artifact import read_artifact
 from algorist.models.load import make_policy
 from algorist.prompts import get_format
@@ -326,6 +328,21 @@ def test_steps_that_are_done_again_are_said(tmp_path: Path) -> None:
     shutil.rmtree(folder / "sft")
     run_recipe(recipe, stages=["sft"], display=Heard(), resume=True)
     assert "sft: beginning again, as no checkpoint was saved; it had come to step 3" in lines
+
+
+def test_a_finished_model_that_was_cut_is_made_again_from_a_checkpoint(tmp_path: Path) -> None:
+    sizes = ["sft.max_steps=3", "sft.save_steps=1", "grpo.max_steps=1", "eval.enabled=false", "threads=1"]
+    recipe = load_recipe("smoke-cpu", [*sizes, f"output_dir={tmp_path}"]).recipe
+    folder = run_recipe(recipe, stages=["sft"], display=Quiet()).folder.path
+    weights = folder / "sft/final/model.safetensors"
+    whole = weights.read_bytes()
+    os.truncate(weights, 40_000)  # the same file as the last checkpoint's
+    with pytest.raises(CheckpointError, match=r"is gone or damaged\. Make it again: algorist run"):
+        find_model(str(folder))
+    run_recipe(recipe, display=Quiet(), resume=True)
+    log = (folder / "training.log").read_text()
+    assert "sft begins, whose model, sft/final, is gone or damaged" in log
+    assert weights.read_bytes() == whole and (folder / "grpo/final").is_dir()
 
 
 def test_evaluations_leave_the_training_as_it_is(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def _refuse_lost_model(run: Path) -> None:
     finished = RunFolder(run).stages()
     if lost := next((stage for stage in LAST_FIRST if stage in finished and lost_model(run, stage)), None):
         raise CheckpointError(
-            f"{lost} of {run} is finished, but its model, {run / lost / 'final'}, is gone. Make it again: algorist run {run} --resume; "
+            f"{lost} of {run} is finished, but its model, {run / lost / 'final'}, is gone or damaged. Make it again: algorist run {run} --resume; "
             "or name another one: --model FOLDER"
         )
 

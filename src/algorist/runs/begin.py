@@ -44,13 +44,13 @@ def settings_at_start(
     check_same_run(before, _normalised(recipe, before), path, again)
     check_same_inputs(inputs, path)
     for stage in filter(folder.is_finished, STAGES):
-        for name in ("max_steps", "epochs"):  # ``config.yaml`` would say what was not done
-            was, now = before.get(f"{stage}.{name}"), getattr(getattr(recipe, stage), name)
-            if was != now:
-                raise ConfigError(
-                    f"{stage}.{name} is {now}, but {path} has finished {stage} with {was}. Leave it as it was, or "
-                    f"train on in a new run: run_name=NAME model.name={path / stage / 'final'}"
-                )
+        for key, was, now in other_lengths(
+            before, recipe, stage
+        ):  # ``config.yaml`` would say what was not done
+            raise ConfigError(
+                f"{key} is {now}, but {path} has finished {stage} with {was}. Leave it as it was, or "
+                f"train on in a new run: run_name=NAME model.name={path / stage / 'final'}"
+            )
     for stage in STAGES:
         steps, done = getattr(recipe, stage).max_steps, [*map(step_of, checkpoints(path / stage)), 0][0]
         if steps and steps < done and not folder.is_finished(stage):
@@ -59,6 +59,12 @@ def settings_at_start(
                 f"{stage}.max_steps={done} to end there; the model after an earlier step is in {path / stage}/checkpoint-STEP"
             )
     return before
+
+
+def other_lengths(before: Mapping[str, Any], recipe: Recipe, stage: str) -> list[tuple[str, Any, Any]]:
+    """List the keys of a stage's length that have changed, each with what it was and what it is."""
+    keys = [(f"{stage}.{name}", getattr(getattr(recipe, stage), name)) for name in ("max_steps", "epochs")]
+    return [(key, before.get(key), now) for key, now in keys if before.get(key) != now]
 
 
 def _normalised(recipe: Recipe, before: Mapping[str, Any]) -> dict[str, Any]:

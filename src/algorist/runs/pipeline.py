@@ -45,7 +45,7 @@ from algorist.rewards import RewardSet, build_rewards
 from algorist.rollouts import make_engine
 from algorist.rollouts.engines import auto_engine, decodes_natively
 from algorist.runs.asking import attach_asking
-from algorist.runs.begin import hold_folder
+from algorist.runs.begin import hold_folder, other_lengths
 from algorist.runs.draft import Draft
 from algorist.runs.evaluate import evaluate_stage
 from algorist.runs.plan import Plan, make_plan
@@ -375,7 +375,8 @@ def _stage(run: Run, name: str, action: Callable[[Run], None]) -> None:
     """Do a stage and its evaluation unless they are finished."""
     if not _is_finished(run, name):
         run.loaded()
-        run.display.say(f"{name} begins")
+        again = f", whose model, {name}/final, is gone or damaged" if run.folder.is_finished(name) else ""
+        run.display.say(f"{name} begins{again}")
         action(run)
         if run.stopped:
             return
@@ -426,6 +427,9 @@ def _train(
         run.display.say(f"{stage}: {began}; it had come to step {before}")
     elif checkpoint:
         run.display.say(f"{stage}: continuing from {checkpoint.name}")
+    if began_with := run.plan.draft.before:
+        lengths = other_lengths(began_with, run.recipe, stage)
+        trainer.changed = [f"{key} {was} → {now}" for key, was, now in lengths]
     if checkpoint and (line := other_count(stage, checkpoint, run.processes.count)):
         run.display.say(line)
     control = run.event("stage", stage, step, path=folder, trainer=trainer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
+from safetensors import SafetensorError, safe_open
+
 Stage = Literal["sft", "grpo"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In the order in which they are done."""
@@ -25,9 +27,19 @@ def checkpoints(stage: Path) -> list[Path]:
 
 
 def lost_model(run: Path, stage: str) -> bool:
-    """Whether a finished stage's model is gone, and no later stage has one."""
+    """Whether a finished stage's model is gone or cut short, and no later stage has one."""
     later = STAGES[STAGES.index(stage) :] if stage in STAGES else ()  # type: ignore[arg-type]
-    return bool(later) and not any((run / name / "final").is_dir() for name in later)
+    return bool(later) and not any(_is_whole(run / name / "final") for name in later)
+
+
+def _is_whole(final: Path) -> bool:
+    """Whether a folder is there, and each file of weights in it as long as it says."""
+    try:
+        for path in final.glob("*.safetensors"):
+            safe_open(path, framework="np")
+    except (SafetensorError, OSError):
+        return False
+    return final.is_dir()
 
 
 def step_of(checkpoint: Path) -> int:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -255,12 +255,27 @@ class _FirstStep(TrainerCallback):
 
     begun = False
 
-    def on_step_begin(self, *_: Any, optimizer: Any, lr_scheduler: Any, **__: Any) -> None:
+    def __init__(self, changed: Sequence[str]) -> None:
+        self.changed = changed
+
+    def on_step_begin(
+        self, args: Any, state: Any, *_: Any, optimizer: Any, lr_scheduler: Any, **__: Any
+    ) -> None:
         plain = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate's has it within
+        was = optimizer.param_groups[0]["lr"]
         rates = () if self.begun else getattr(plain, "lr_lambdas", ())
         for group, rate in zip(optimizer.param_groups, rates):
             group["lr"] = group["initial_lr"] * rate(plain.last_epoch)
             plain._last_lr = [one["lr"] for one in optimizer.param_groups]  # what is logged
+        if self.changed and not self.begun:
+            now, step, keys = optimizer.param_groups[0]["lr"], state.global_step + 1, ", ".join(self.changed)
+            log.warning(
+                "%s: the learning rate of step %d is %.3g; without the change it would be %.3g",
+                keys,
+                step,
+                now,
+                was,
+            )
         self.begun = True
 
 
@@ -293,6 +308,8 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
     """The last step is never followed by more: its checkpoint needs no optimizer state."""
     written: tuple[int, list[str]] = (0, [])
     """The step whose weights the newest checkpoint has, and the names of its model's files."""
+    changed: Sequence[str] = ()
+    """Keys of the stage's length that are not as they were, each with both values."""
     _tried = False
 
     def best_checkpoint(self) -> str:
@@ -327,7 +344,7 @@ class ExactCheckpoints(ShardedTraining, loop_seam.SavesCheckpoints):
         Raises:
             CheckpointError: A file is not what it should be. torch's own message would advise to run what it holds.
         """
-        first = _FirstStep()
+        first = _FirstStep(self.changed)
         self.add_callback(first)  # type: ignore[attr-defined]
         try:
             yield
