@@ -86,7 +86,7 @@ def test_what_is_left_out_and_what_modules_warn_of_is_in_the_log_and_on_the_scre
     for text in (
         "dataset '.*rows.jsonl': 1 of 26 rows are left out, the first: row 26 has no gold answer",
         r"dataset 'holdout': \d of 1\d problems are left out: they repeat a question",
-        r"dataset 'local': \d of 8 held-out problems are also in the training part and are left out",
+        r"dataset 'local': \d of 8 held-out problems are also in the training part and are left out; \d remain",
         "the system prompt never shows <reasoning>",
     ):
         assert len(re.findall(f"warning: {text}", screen.replace(" warning:", "\nwarning:"))) == 1, (

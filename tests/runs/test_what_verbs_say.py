@@ -214,7 +214,8 @@ def test_rows_are_numbered_as_in_the_file(verb: Any, tmp_path: Path) -> None:
     code, _, err = verb("data", "check", "local", "--path", "a.csv")
     assert code == 2 and "row 2 has no gold answer" in err and "data." not in err
     assert err.endswith(
-        "leave such rows out (adapter local): local,params.skip_bad_rows=true (in place of local)"
+        "leave such rows out (adapter local): local,params.skip_bad_rows=true, as in: "
+        "algorist data check local,params.skip_bad_rows=true --path a.csv"
     )
     code, out, _ = verb("data", "check", "local,params.skip_bad_rows=true", "--path", "a.csv")
     assert code == 0 and "2 problems" in out

@@ -10,6 +10,7 @@ import string
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,30 @@ def test_only_the_request_says_how_to_sample(cli: Cli, run: Path, url: str) -> N
 
     assert len(set(texts("--temperature", "2"))) == 3
     assert len(set(texts())) == 1
+
+
+def test_chat_requests_are_taken_as_openai_takes_them(run: Path, url: str) -> None:
+    """transformers' server by itself leaves the stop in the text, gives one choice for three, and answers 500 without messages."""
+
+    def post(**more: object) -> tuple[int, str]:
+        body = {"model": str(run / "sft" / "final"), "max_tokens": 20, "temperature": 0, **more}
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request) as reply:
+                return reply.status, json.load(reply)["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    status, whole = post(messages=messages)
+    stop = whole[4:7]
+    assert status == 200 and post(messages=messages, stop=[stop, "§"]) == (200, whole.partition(stop)[0])
+    status, said = post()
+    assert status == 400 and "messages is missing" in said
+    status, said = post(messages=messages, n=3)
+    assert status == 400 and "send the request 3 times" in said
 
 
 def test_a_reply_is_what_the_model_wrote_to_the_end_that_it_was_trained_with(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,12 @@ def read_benchmarks(
 
 
 def after_the_name(error: DataError, text: str) -> DataError:
-    """Rewrite a dataset's error with its keys as they are written after its name: ``local,params.decimal=…``."""
+    """Rewrite a dataset's error with its keys as they are written after its name, ``local,params.decimal=…``; the last in a whole command."""
     name = text.partition(",")[0]
-    said, keys = re.subn(r"\bdata\.(?:…|train)\.(?=\w)", f"{name},", str(error))
-    return DataError(f"{said} (in place of {name})" if keys else said)
+    said = re.sub(r"\bdata\.(?:…|train)\.(?=\w)", f"{name},", str(error))
+    keys = re.findall(rf"{re.escape(name)},(\S+=\S+)", said)
+    words = [f"{text},{keys[-1]}" if word == text else word for word in sys.argv[1:]] if keys else []
+    return DataError(f"{said}, as in: {shlex.join(['algorist', *words])}" if words else said)
 
 
 def _read(text: str) -> tuple[str | None, dict[str, Any]]:

@@ -202,7 +202,8 @@ def _counts(seen: Preflight) -> dict[str, str]:
     if not p:
         return rows | {"model": "its weights alone do not fit into memory; it was not loaded"}
     rows["prompts"] = (
-        f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens; context {p['context']}"
+        f"median {p['p50']}, 90 % ≤ {p['p90']}, longest {p['p100']} tokens, of those held out {p['longest_held_out']}; "
+        f"context {p['context']}"
     )
     rows["gold answers"] = f"{seen.golds['readable_share']:.1%} readable"
     for name, audited in seen.audit.items():

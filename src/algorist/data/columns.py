@@ -169,7 +169,7 @@ def to_problems(rows: list[Row], columns: Columns, *, where: str) -> list[Proble
         shown = "\n  ".join(bad[:3])
         raise DataError(
             f"dataset '{where}': {len(bad)} of {len(rows)} rows cannot be used:\n  {shown}\n"
-            "Correct or remove these rows, map the right columns with data.….columns, or leave such rows out (adapter local): "
+            "Correct or remove these rows, map the right columns with data.….columns.question=COLUMN, or leave such rows out (adapter local): "
             "data.….params.skip_bad_rows=true"
         )
     return problems

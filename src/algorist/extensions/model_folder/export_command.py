@@ -117,6 +117,7 @@ def export(
         if warning := base_warning(place):
             lines.append(warning)
         if to is not None:
+            note(f"{place} is written and complete; one question to it follows …")
             lines += [f"wrote {place}: {', '.join(names)}", tried(place, question_of(run))]
         if target is not None:
             stage = source.parent.name if source.name == "final" or run else "export"

@@ -87,10 +87,11 @@ def load_holdout(source: Source) -> list[Problem]:
     repeated = {p.id for p in overlap(problems[:cut], problems[cut:])}
     if repeated:
         log.warning(
-            "dataset '%s': %d of %d held-out problems are also in the training part and are left out",
+            "dataset '%s': %d of %d held-out problems are also in the training part and are left out; %d remain",
             name,
             len(repeated),
             len(problems) - cut,
+            len(problems) - cut - len(repeated),
         )
     return [p for p in problems[cut:] if p.id not in repeated]
 
