@@ -162,6 +162,8 @@ def test_the_command_takes_a_run_and_refuses_what_cannot_be(run: Path, tmp_path:
     call = CliRunner().invoke
     done = call(app, [str(run), "--to", str(tmp_path / "out"), "--merge"])
     assert done.exit_code == 0 and "wrote" in done.output, done.output
+    said, _, _ = done.output.partition("wrote")  # what is seen where the question is stopped
+    assert "out is written and complete; one question to it follows" in " ".join(said.split())
     assert (
         "tried in plain transformers (its chat template makes the prompt of the training): Sam has"
         in done.output

@@ -62,6 +62,27 @@ def test_without_sampling_there_are_time_and_memory(verb: Any) -> None:
     assert "nothing to change that can be known" in shown
 
 
+def test_a_long_held_out_question_is_in_the_time_of_evaluations(verb: Any, tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(4)]
+    rows[0]["question"] = "Sam has 3 pens. " * 400
+    file = tmp_path / "held.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = (
+        f"data.eval={{name: local, path: {file}}}",
+        "model.tiny.max_position_embeddings=4096",
+        "sft.enabled=false",
+    )
+    code, output, errors = verb(
+        "preflight", "smoke-cpu", "threads=1", "--no-trial", "--minutes", "0", *data, "--json"
+    )
+    assert code == 0, errors
+    seen = json.loads(output)
+    longest = seen["prompts"]["longest_held_out"]
+    assert seen["prompts"]["p100"] < 100 < 1000 < longest
+    at_least = seen["speed"]["prompt"] * longest * seen["evaluations"]["evaluations"]
+    assert seen["evaluations"]["seconds"] > 0.9 * at_least
+
+
 def test_time_enough_takes_all_problems_and_real_steps(verb: Any) -> None:
     settings = ("threads=1", "grpo.advantage=reinforce", "eval.enabled=false", "rewards=[correct]")
     code, output, errors = verb(

@@ -92,8 +92,8 @@ class Sizes:
     ) -> Sizes:
         """Return the sizes of a recipe's problems; without ``sft`` that stage is done."""
         prompts, asked = (
-            [len(encode_prompt(form, policy.tokenizer, p.question)) for p in _some(part)]
-            for part in (problems.train, problems.held_out)
+            [len(encode_prompt(form, policy.tokenizer, p.question)) for p in part]
+            for part in (_some(problems.train), problems.held_out[:2000])
         )
         limit, lengths, fitting = recipe.grpo.max_completion_tokens, [], len(problems.sft)
         if sft:
