@@ -27,12 +27,12 @@ from algorist.config.load import load_run_recipe
 from algorist.errors import ConfigError, DataError, check_known
 
 if TYPE_CHECKING:
+    from algorist.cli.eval_benchmarks import Evaluated
     from algorist.config.schema import EvalSection, Recipe
     from algorist.data.columns import ColumnError
     from algorist.evaluation.artifact import Artifact
     from algorist.evaluation.estimators import Interval
     from algorist.evaluation.protocols import Benchmark
-    from algorist.runs.solve import Evaluated
     from algorist.types import Problem
 
     Parts = dict[str, dict[str, dict[str, Interval]]]
@@ -117,9 +117,9 @@ def evaluate_model(
     prompt_format = _format_of(protocol, prompt_format)
     evaluation = _with_options(recipe.eval, protocol, samples, max_new_tokens)
     tags = _announce(where, recipe if run else None, prompt_format, evaluation.max_completion_tokens)
-    import_quietly("algorist.runs.solve")
+    import_quietly("algorist.cli.eval_benchmarks")
+    from algorist.cli.eval_benchmarks import evaluate_benchmarks
     from algorist.evaluation.protocols import REFERENCES
-    from algorist.runs.solve import evaluate_benchmarks
 
     display = TerminalDisplay(stderr=True)
     evaluated = evaluate_benchmarks(
@@ -198,8 +198,8 @@ def _probe(
     from algorist.evaluation.doors import PROBES
 
     PROBES.get(probe)  # before anything is loaded
-    import_quietly("algorist.runs.solve")
-    from algorist.runs.solve import probe_benchmarks
+    import_quietly("algorist.cli.eval_benchmarks")
+    from algorist.cli.eval_benchmarks import probe_benchmarks
 
     display = TerminalDisplay(stderr=True)
     entries, lines = [], []

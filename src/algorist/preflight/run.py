@@ -230,7 +230,7 @@ class _Inspection:
         if not self.sft:
             result.batch.pop("sft", None)
         result.prompts = prompt_lengths(recipe, data.train, self.policy, form)
-        result.prompts["longest_held_out"] = self.sizes.longest_asked
+        result.prompts["longest_held_out"] = self.sizes.longest_held_out
         result.golds = gold_coverage(data.train)
         result.leaked = leaked_text([*data.train, *data.sft], data.held_out)
         demos = data.sft if self.sft else ()
@@ -251,7 +251,7 @@ class _Inspection:
                 getattr(recipe, stage),
                 base_bytes=memory_now(),
                 extensions=self.plan.extensions,
-                evaluations=evaluations_of(recipe, self.sizes.longest_asked, len(data.held_out)),
+                evaluations=evaluations_of(recipe, self.sizes.longest_held_out, len(data.held_out)),
             ).as_dict()
             for stage in self.result.batch
         }

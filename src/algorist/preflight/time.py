@@ -67,7 +67,7 @@ class Sizes:
         train, sft, held_out: Problems; of SFT those whose demonstrations fit.
         prompt: Mean tokens of a prompt.
         longest_prompt: Of those looked at.
-        asked, longest_asked: The same two of held-out prompts.
+        held_out_prompt, longest_held_out: The same two of held-out prompts.
         demonstration: Mean tokens of what a demonstration adds to its prompt; 0 without SFT.
         longest_demonstration: With its prompt.
         completions: Lengths of what GRPO samples: of demonstrations where these are imitated first, as sampled, else the limit.
@@ -79,8 +79,8 @@ class Sizes:
     held_out: int
     prompt: float
     longest_prompt: int
-    asked: float
-    longest_asked: int
+    held_out_prompt: float
+    longest_held_out: int
     demonstration: float
     longest_demonstration: int
     completions: Sequence[int]
@@ -91,7 +91,7 @@ class Sizes:
         cls, recipe: Recipe, problems: Problems, policy: Policy, form: PromptFormat, *, sft: bool
     ) -> Sizes:
         """Return the sizes of a recipe's problems; without ``sft`` that stage is done."""
-        prompts, asked = (
+        prompts, others = (
             [len(encode_prompt(form, policy.tokenizer, p.question)) for p in part]
             for part in (_some(problems.train), problems.held_out[:2000])
         )
@@ -111,8 +111,8 @@ class Sizes:
             len(problems.held_out),
             mean(prompts or [0]),
             max(prompts, default=0),
-            mean(asked or [0]),
-            max(asked, default=0),
+            mean(others or [0]),
+            max(others, default=0),
             mean(lengths or [0]),
             max(prompts, default=0) + max(lengths, default=0),
             [min(limit, length) for length in lengths] or [limit],
@@ -384,7 +384,7 @@ def _evaluations(recipe: Recipe, sizes: Sizes, speed: Speed, batch: Mapping[str,
 
     def seconds(lengths: Sequence[int]) -> float:
         rows = [min(limit, length) for length in islice(cycle(lengths), at_once * each)]
-        return speed.sampling(at_once * sizes.asked, rows) * sizes.held_out / at_once
+        return speed.sampling(at_once * sizes.held_out_prompt, rows) * sizes.held_out / at_once
 
     return {
         "evaluations": section.baseline + after,

@@ -146,7 +146,7 @@ class Reward:
 
     @property
     def place(self) -> str:
-        """Where the function begins: ``file.py:line``, or an empty text."""
+        """The line on which the function begins, as ``file.py:line``; empty where it has none."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return getattr(
             self.function, "place", f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""

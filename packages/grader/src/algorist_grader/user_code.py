@@ -84,8 +84,8 @@ def own_line(error: BaseException, places: Iterable[tuple[str, int]] = (), other
     own = [
         frame for frame in frames if not frame[0].startswith(("<", *(f"{folder}{os.sep}" for folder in ours)))
     ]
-    found = own or ([] if otherwise else frames)
-    return "".join(f"{Path(file).name}:{line}" for file, line in found[-1:]) or otherwise
+    last = (own or ([] if otherwise else frames))[-1:]
+    return "".join(f"{Path(file).name}:{line}" for file, line in last) or otherwise
 
 
 def functions_of(module: ModuleType) -> list[str]:
