@@ -1,4 +1,4 @@
-"""The dataset ``local``: rows of any table or hub name; and how verl's rows are read, which need no names.
+"""The dataset ``local``: rows of a user's table or of any hub name; and how verl's rows are read, which need no names.
 
 Published datasets are an extension.
 """
