@@ -19,12 +19,12 @@ GRADER = ROOT / "packages/grader/src/algorist_grader"
 BESIDE = {"diagnosis", "report", "preflight", "cli", "recipes", "extensions", "grader"}
 """Rooms beside the core, and the grader, a package of its own."""
 MOST_LINES = {
-    "core": 17_690,
+    "core": 16_575,
     "objectives.losses": 800,
     "training.step": 3_300,
     "rollouts.collect": 2_000,
-    "training.grpo": 6_090,
-    "runs.pipeline": 12_390,
+    "training.grpo": 6_080,
+    "runs.pipeline": 12_045,
 }
 """The most code lines of the core, and of the import closures of files. A limit may only be lowered: ``test_sizes`` reads the history."""
 AIMS: dict[str, int] = {}

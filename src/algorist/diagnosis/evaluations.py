@@ -317,7 +317,12 @@ def why_held_out_falls(f: Facts) -> str:
     """Name the cause of the fall, where it shows."""
     if evaluates_others(f):
         return "The evaluation answers as before GRPO, word for word: its engine does not have the weights that were trained."
-    if f["held_out_errors"] <= LOST and rises(f) and not f.get("kinds") and f.get("times_sampled", SELDOM) < SELDOM:
+    if (
+        f["held_out_errors"] <= LOST
+        and rises(f)
+        and not f.get("kinds")
+        and f.get("times_sampled", SELDOM) < SELDOM
+    ):
         return (
             "Gold answers of training and of held-out problems contradict each other: of problems of one kind ever more are right "
             "in training, and ever fewer in the evaluation. One side is wrong."
