@@ -140,7 +140,9 @@ def test_a_wait_inside_a_step_is_noticed_and_survived(
     stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = graph_tier.sample
-    monkeypatch.setattr(graph_tier, "sample", lambda *given, may_wait: real(*given, may_wait=True))
+    monkeypatch.setattr(
+        graph_tier, "sample", lambda *given, may_wait, **more: real(*given, may_wait=True, **more)
+    )
     policy = model("0.5B", layers=1).eval()
     found = sample(NativeEngine(policy), stub, top_p=0.9)
     assert found["violations"] > 0 and found["replays"] == 0
@@ -192,7 +194,7 @@ def test_ddp_holds_no_second_copy_of_the_gradients() -> None:
 @GRAPHS
 @pytest.mark.parametrize(
     ("kind", "fused", "most"),
-    [("all weights", False, 135), ("adapter", False, 110), ("all weights", True, 80), ("adapter", True, 58)],
+    [("all weights", False, 135), ("adapter", False, 110), ("all weights", True, 84), ("adapter", True, 58)],
 )
 def test_new_tensors_of_an_update(kind: str, fused: bool, most: float) -> None:
     """Two layers of 1.5B, 68,576 tokens: an adapter adds in place, its input is not cast to float32 and back (150 GB)."""
