@@ -115,25 +115,12 @@ class Slow(Extension):
                 parameter.lerp_(start, 0.9)
 """
 STILL = """
-from algorist import Extension, extension, loss
+from algorist import loss
 
 
 @loss("even", reduction="token-mean")
 def even(log_probs, old_log_probs, advantages, mask):
     return -advantages * (log_probs - log_probs).exp()
-
-
-@extension
-class Frozen(Extension):
-    name = "frozen"
-
-    @classmethod
-    def takes_part(cls, recipe):
-        return any("still.py" in str(plugin) for plugin in recipe.plugins) and recipe.grpo.loss.name != "even"
-
-    def prepare(self, model, trainer):
-        for parameter in model.parameters():
-            parameter.requires_grad_(parameter.ndim == 1)
 """
 CHECKER = """
 from algorist_grader import MATCHERS
@@ -279,7 +266,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "plugin_moves_weights": ("plugins=[SLOW]", "grpo.max_steps=12"),
     "tokens_left_out/own_loss": ("plugins=[MORE]", "grpo.loss=MORE:endings", "grpo.learning_rate=1e-4", "grpo.max_steps=12"),
     "plugin_ends_run": ("plugins=[STOPS]", "grpo.max_steps=12"),
-    "weights_unchanged/frozen": ("plugins=[STILL]", "grpo.max_steps=12"),
     "weights_unchanged/no_gradient": ("plugins=[STILL]", "grpo.loss=even", "grpo.max_steps=12"),
     "one_question/one_answer": ("data.train={name: local, path: ELEVENS}",),
     "wrong_sums/order": (*SFT, "data.sft={name: local, path: REVERSED}"),
@@ -379,9 +365,10 @@ def places(runs: Runs) -> dict[str, Path]:
     parts[backwards] = [
         row
         | {
-            "solution": f"{row['answer']} + 9 = {int(row['answer']) + 9}\n{row['question'].split(' =')[0]} = {row['answer']}",
-            "question": f"Nine more than {row['question']}",
-            "answer": str(int(row["answer"]) + 9),
+            "solution": f"{int(row['answer']) + 40} + 9 = {int(row['answer']) + 49}\n{row['answer']} + 40 = {int(row['answer']) + 40}\n"
+            f"{row['question'].split(' =')[0]} = {row['answer']}",
+            "question": f"40 and 9 more than {row['question']}",
+            "answer": str(int(row["answer"]) + 49),
         }
         for row in rows
     ]

@@ -140,7 +140,7 @@ class DataSection(Section):
         train = values.get("train") or {} if isinstance(values, dict) else {}
         if not isinstance(sft, dict) or "name" in sft or not isinstance(train, dict):
             return values
-        return {**values, "sft": merged(train, sft)}
+        return {**values, "sft": {**train, **sft} if {"path", "hub"} & sft.keys() else merged(train, sft)}
 
     @model_validator(mode="after")
     def _one_folder(self) -> DataSection:

@@ -110,9 +110,6 @@ def fitting_demonstrations(
     """Return the demonstrations whose prompts pass the length filters of their section, as ``fitting_problems`` does."""
     section = (recipe.data.sft or recipe.data.train).model_copy(update={"pass_rate": None})
     fitting = fitting_problems(section, problems, prompt_format, tokenizer)
-    if section.correct_only and fitting is not problems:  # those that the rewards do not pay stay away
-        unpaid = {p.id for p in load_problems(section)} - {p.id for p in problems}
-        fitting = [p for p in fitting if p.id not in unpaid]
     return with_solutions(fitting, section.name) if recipe.sft.source == "problems" else fitting
 
 

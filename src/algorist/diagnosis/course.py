@@ -29,7 +29,7 @@ from algorist.diagnosis.signals import (
     stop_strings,
     z_score,
 )
-from algorist.diagnosis.sums import steps_out_of_order, wrong_sums
+from algorist.diagnosis.sums import wrong_sums
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
@@ -44,6 +44,8 @@ LOOKED_AT = 2000
 """Rows that are looked at."""
 SEVERAL = 3
 """Gold answers of one question that are no slip of the data."""
+PLACEHOLDERS = ("0", "1")
+"""Gold answers that most problems may have: labels, and what an environment does not read."""
 NEARLY_EVERY, HARDLY_ANY, ABSENT = 0.8, 0.2, 0.2
 """Shares of problems that are no chance: of questions that end in their gold answer, of solutions that do, and of those that hold it
 nowhere (of those of GSM8K's test set 0.004)."""
@@ -159,12 +161,13 @@ def _data_of(f: Facts) -> dict[str, str]:
     if run is None:
         return {}
     rows = query(
-        run, "SELECT DISTINCT problem_id, question, gold FROM rollouts WHERE stage = 'grpo' LIMIT 2000"
+        run,
+        "SELECT DISTINCT problem_id, question, gold, checker FROM rollouts WHERE stage = 'grpo' LIMIT 2000",
     )
     sampled = [
-        Problem(str(row["problem_id"]), str(row["question"]), str(row["gold"]))
-        for row in rows
-        if row["question"]
+        Problem(str(r["problem_id"]), str(r["question"]), str(r["gold"]), checker=r["checker"] or "")
+        for r in rows
+        if r["question"]
     ]
     return odd_data(local_problems(f.signals.run, "train"), f["demonstrations"]) | odd_data(sampled)
 
@@ -220,7 +223,7 @@ def odd_data(problems: Sequence[Problem], demonstrations: Sequence[Problem] = ()
         "cut_solutions": cut_solutions(demonstrations),
         "earlier_answers": earlier_answers(demonstrations),
         "answers_alone": answers_alone(demonstrations),
-        "wrong_sums": wrong_sums(demonstrations) or steps_out_of_order(demonstrations),
+        "wrong_sums": wrong_sums(demonstrations),
     }
     return {name: text for name, text in signs.items() if text}
 
@@ -233,7 +236,8 @@ def _one_question(problems: Sequence[Problem]) -> str | None:
     if times >= MOST_OF_THEM * len(problems):
         return f"{times} of {len(problems)} problems are the same one: {one_line(question, 60)}"
     gold, times = Counter(p.answer.strip() for p in problems).most_common(1)[0]
-    if times < NEARLY_EVERY * len(problems) or not same_number(gold, gold):
+    meant = gold in PLACEHOLDERS or not same_number(gold, gold) or any(p.checker for p in problems)
+    if meant or times < NEARLY_EVERY * len(problems):
         return None
     return f"{times} of {len(problems)} different problems have one gold answer: {one_line(gold, 20)}"
 
@@ -241,7 +245,7 @@ def _one_question(problems: Sequence[Problem]) -> str | None:
 def _stated(problems: Sequence[Problem]) -> str | None:
     for place, which in (("begin with", 0), ("end in", -1)):
         numbers = ((p, NUMBER.findall(p.question.replace(",", "").replace("-", " "))) for p in problems)
-        stated = [p for p, each in numbers if each and same_number(each[which], p.answer)]
+        stated = [p for p, each in numbers if each and not p.checker and same_number(each[which], p.answer)]
         if len(problems) >= ENOUGH_ROWS and len(stated) >= NEARLY_EVERY * len(problems):
             shown = stated[0].question[:60] if which == 0 else f"…{stated[0].question[-60:]}"
             return f"{len(stated)} of {len(problems)} questions {place} their answer, such as: {one_line(shown, 61)}"

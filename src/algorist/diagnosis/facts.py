@@ -288,7 +288,7 @@ for _name, _shows in (
     ("relative", "relative change of the weights {:.1e}"),
     ("empty_adapter", "every lora_B matrix is zero, so that the adapter does nothing: {}"),
     ("half", "the weights are stored in 16 bit: {}"),
-    ("still", "{} of the weights, embeddings aside, are as they were"),
+    ("still", "{} of the weights between embedding and head are as they were"),
 ):
 
     @fact(_shows, {"share": "moved_share", "relative": "moved_relative"}.get(_name, _name))

@@ -52,11 +52,17 @@ def shared_questions(
     return pairs
 
 
+def _is_unseen(character: str) -> bool:
+    """Return whether no reader sees a character; an invisible operator (3⁤4 is 3 + 4) has a meaning."""
+    joins = "\u2061" <= character <= "\u2064"
+    return not joins and (unicodedata.category(character) == "Cf" or character in "\ufe0e\ufe0f\u034f")
+
+
 def normal(text: str) -> str:
     """Return a text's words, numbers and signs in lower case, one space between them: 4 - 1 is not 4 + 1, nor 2(3 + 4) 2·3 + 4."""
     text = text.lower()
     if not text.isascii():  # the same letters and marks in one form, without what no reader sees
-        text = unicodedata.normalize("NFC", "".join(c for c in text if unicodedata.category(c) != "Cf"))
+        text = unicodedata.normalize("NFC", "".join(c for c in text if not _is_unseen(c)))
     return " ".join(_WORDS.findall(text))
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from algorist.diagnosis.demonstrations import ENOUGH_ROWS
 from algorist.diagnosis.rule import Facts, fact
+from algorist.diagnosis.signals import same_number
 from algorist.store.read import query
 from algorist.store.safe_text import one_line
 from algorist.types import Problem
@@ -15,7 +16,7 @@ from algorist_grader.symbolic import reading
 
 FALSE = 0.2
 """Share of worked solutions, or of a tool's replies, with a wrong result; of the solutions of GSM8K's test set 0.003 (rounded ones are right)."""
-_NUMBER = r"\$?\d{1,40}(?:,\d{3})*(?:\.\d{1,40})?"
+_NUMBER = r"\$?\d{1,40}(?:,\d{3}){0,12}(?:\.\d{1,40})?"
 _SUM = rf"{_NUMBER}(?:(?:[ \t]*[-+*/×÷][ \t]*|[ \t]+x[ \t]+){_NUMBER})+"
 _STATED = re.compile(
     rf"(?<![\w.,(^/*+×÷-])(?<![-+*/×÷(=x^] )(?<!\bof )(?<!\d )({_SUM})[ \t]*=[ \t]*(-?{_NUMBER})"
@@ -25,7 +26,10 @@ _ASKED = re.compile(rf"\s*-?{_SUM}\s*")
 _REPLIED = re.compile(rf"\s*-?{_NUMBER}\s*")
 _SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "·": "*", "−": "-", r"\$": "$"}
 LONGEST = 4000
-"""Characters of a solution that are read."""
+"""Characters of a text that are read."""
+KNOWN = {Fraction(number) for number in (0, 1, 2, 7, 12, 24, 30, 52, 60, 100, 365, 1000)}
+"""Numbers that a solution may have without a question (half, a week, a dozen, percent, an hour)."""
+WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 ROUNDED = Fraction(1, 10**6)
 """Relative error of floating-point arithmetic that is none."""
 
@@ -51,39 +55,48 @@ def _value(text: str) -> Fraction | None:
     return tree[1] if tree is not None and tree[0] == "num" else None
 
 
+Worked = list[tuple[Problem, list[tuple[str, str, bool]]]]
+
+
 def wrong_sums(demonstrations: Sequence[Problem]) -> str | None:
-    """Count the worked solutions with a wrong result among those with a sum; None where they are few."""
-    solutions = [[*stated_sums(str(problem.solution or "")[:LONGEST])] for problem in demonstrations]
-    wrong = [each for sums in solutions for each in sums if not each[2]]
-    count = sum(any(not right for *_, right in sums) for sums in solutions)
-    known = sum(map(bool, solutions))
+    """Count the worked solutions with a wrong result, or else with one that is used too early; None where they are few."""
+    worked = [(p, [*stated_sums(str(p.solution or "")[:LONGEST])]) for p in demonstrations]
+    return _wrong_results(worked) or _out_of_order(worked)
+
+
+def _wrong_results(worked: Worked) -> str | None:
+    wrong = [each for _, sums in worked for each in sums if not each[2]]
+    count = sum(any(not right for *_, right in sums) for _, sums in worked)
+    known = sum(bool(sums) for _, sums in worked)
     if known < ENOUGH_ROWS or count < FALSE * known:
         return None
     text, stated, _ = wrong[0]
     return f"{count} of {known} worked solutions state a wrong result, such as {one_line(f'{text} = {stated}', 60)}"
 
 
-def steps_out_of_order(demonstrations: Sequence[Problem]) -> str | None:
-    """Count the worked solutions that compute with a number before a later sum results in it; None where they are few."""
-    known, early = 0, []
-    for problem in demonstrations:
-        sums = [*stated_sums(str(problem.solution or "")[:LONGEST])]
-        known += len(sums) > 1
-        if used := _used_early(problem.question, [(asks, says) for asks, says, _ in sums]):
-            early.append(used)
-    if known < ENOUGH_ROWS or len(early) < FALSE * known:
+def _out_of_order(worked: Worked) -> str | None:
+    """Count the solutions that compute with a number before a later sum results in it, and do not end in their answer."""
+    several = [(problem, sums) for problem, sums in worked if len(sums) > 2]
+    early = [used for problem, sums in several if (used := _used_early(problem, sums))]
+    if len(several) < ENOUGH_ROWS or len(early) < FALSE * len(several):
         return None
-    return f"{len(early)} of {known} worked solutions use a result before the sum that has it, such as {early[0]}"
+    return f"{len(early)} of {len(several)} worked solutions use a result before the sum that has it, such as {early[0]}"
 
 
-def _used_early(question: str, sums: Sequence[tuple[str, str]]) -> str | None:
-    results = [_plain(says) for _, says in sums]
-    had = {_plain(number) for number in re.findall(_NUMBER, question)}
-    for place, (asks, says) in enumerate(sums):
+def _used_early(problem: Problem, sums: Sequence[tuple[str, str, bool]]) -> str | None:
+    """Return a sum with an operand that a later one results in; the last one may be a check of the others."""
+    results = [_plain(says) for _, says, _ in sums]
+    if same_number(problem.answer, sums[-1][1]):
+        return None
+    last = {result: place for place, result in enumerate(results[:-1])}
+    question = problem.question[:LONGEST].lower()
+    had = {_plain(number) for number in re.findall(_NUMBER, question)} | KNOWN
+    had |= {Fraction(WORDS.index(word)) for word in re.findall(r"[a-z]+", question) if word in WORDS}
+    for place, (asks, says, _) in enumerate(sums):
         for number in {_plain(number) for number in re.findall(_NUMBER, asks)} - had:
-            if number in results[place + 1 :] and number != results[place]:
-                later = sums[place + 1 + results[place + 1 :].index(number)]
-                return one_line(f"{asks} = {says} before {later[0]} = {later[1]}", 80)
+            if last.get(number, -1) > place:
+                later, result, _ = sums[last[number]]
+                return one_line(f"{asks} = {says} before {later} = {result}", 80)
         had.add(results[place])
     return None
 

@@ -8,9 +8,11 @@ from algorist.diagnosis.course import rises
 from algorist.diagnosis.facts import MOVING_STEPS
 from algorist.diagnosis.rule import Facts
 from algorist.diagnosis.weights import MOVED_SHARE
+from algorist.errors import AlgoristError
+from algorist.objectives import LOSSES
 
-MOST_STILL = 0.5
-"""Share of the weights that are as they were while others move: somebody has frozen them."""
+MOST_STILL = 0.9
+"""Share of the weights that are as they were, while others moved, from which on the user's code has frozen more than was meant."""
 LOSS = "dapo"
 """The loss that takes the place of a user's own: the default."""
 
@@ -22,23 +24,38 @@ def weights_unchanged(f: Facts) -> bool:
 
 
 def is_frozen(f: Facts) -> bool:
+    """Return whether nearly all weights are as they were in a run with code of the user's own that does not learn."""
     whole = f.stage == "grpo" and not f.get("half")  # 16 bits round small steps away
-    return whole and f.get("still", 0.0) >= MOST_STILL and not rises(f)
+    return bool(whole and f.get("still", 0.0) >= MOST_STILL and not rises(f) and _own(f))
 
 
-def in_the_way(f: Facts) -> dict[str, Any]:
-    """Return the changes that take the user's own code out which a gradient that is lost passes: a loss, plugins."""
-    if not (f.get("zero_gradient") or is_frozen(f)):
-        return {}
-    own = {"grpo.loss": LOSS} if ":" in str(f.settings.get("grpo.loss.name", "")) else {}
+def _own(f: Facts) -> dict[str, Any]:
+    """Return the changes that take out the user's code which a gradient passes: a loss, plugins."""
+    name = str(f.settings.get("grpo.loss.name") or LOSS)
+    built_in = name in LOSSES.names() and LOSSES.get(name).function.__module__.startswith("algorist.")
+    own = {} if built_in else {"grpo.loss": LOSS}
     return own | ({"plugins": []} if f.settings.get("plugins") else {})
 
 
+def in_the_way(f: Facts) -> dict[str, Any]:
+    """Return these changes where a gradient is lost and the recipe can be read without that code; else none."""
+    from algorist.config.load import load_recipe
+
+    changes = _own(f) if f.get("zero_gradient") or is_frozen(f) else {}
+    if changes and f.signals.run is not None:
+        words = [f"{key}={value}" for key, value in changes.items()]
+        try:
+            load_recipe(str(f.signals.run / "config.yaml"), words)
+        except (AlgoristError, OSError):
+            return {}
+    return changes
+
+
 def why_unchanged(f: Facts) -> str:
-    own = " and ".join(in_the_way(f))
+    own = " and ".join(_own(f))
     if own and f.get("zero_gradient"):
         return f"The weights did not change: their gradient is 0, and code of your own is in its way ({own})."
-    if own:
+    if is_frozen(f):
         return f"Most weights did not change: they are frozen, maybe by code of your own ({own})."
     return (
         "The weights did not change: they are frozen, the adapter is not the one that is trained or saved, or bfloat16 weights "

@@ -10,6 +10,8 @@ from algorist.diagnosis.rule import Facts, fact
 from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.store.read import query
 
+PAY_RIGHT = ("correct", "accuracy", "r1_zero")
+"""Beginnings of the names of rewards that pay right answers; a user's own beside one may pay the format."""
 UNPAID = 0.5
 """Share of the right completions without pay that is no exception."""
 
@@ -21,7 +23,7 @@ def right_unpaid(f: Facts) -> str | None:
         rows = query(
             run_of(f),
             "SELECT rewards[?] AS paid, length(completion) AS size, correct FROM rollouts "
-            "WHERE stage = 'grpo' AND rewards[?] IS NOT NULL LIMIT 20000",
+            "WHERE stage = 'grpo' AND rewards[?] IS NOT NULL",
             [name, name],
         )
         right, wrong = ([row for row in rows if bool(row["correct"]) is side] for side in (True, False))
@@ -31,13 +33,15 @@ def right_unpaid(f: Facts) -> str | None:
         unpaid = [row["size"] for row in right if row["paid"] <= usual]
         if len(unpaid) >= UNPAID * len(right):
             paid = [row["size"] for row in right if row["paid"] > usual]
-            return f"{name} pays {len(unpaid)} of {len(right)} right completions what it pays wrong ones{_divided(paid, unpaid)}"
+            return f"{name} pays {len(unpaid)} of {len(right)} right completions no more than wrong ones{_divided(paid, unpaid)}"
     return None
 
 
 def _own_rewards(f: Facts) -> list[str]:
-    """Return the names of rewards that are functions of files, as rollouts name them."""
+    """Return the names of rewards that are functions of files, as rollouts name them; none beside one that pays right answers."""
     rewards = [row for row in f.settings.rewards() if float(row.get("weight", 1.0)) > 0]
+    if any(str(row["name"]).startswith(PAY_RIGHT) for row in rewards):
+        return []
     return [str(row["name"]).rpartition(":")[2] for row in rewards if ".py:" in str(row["name"])]
 
 

@@ -19,6 +19,8 @@ MOVED_SHARE = 0.01
 change where they happen to be close to zero, and rows of an embedding change only for tokens that occur."""
 HALF_MOVED = 0.5
 """Weights with room for Adam's steps nearly all change within a few of them; 16-bit ones round the steps away."""
+SELDOM = ("embed", "lm_head", "expert", "lora_")
+"""Parts of the names of tensors that may stay as they are in a run that trains all weights."""
 FIRST_BYTES = 4096
 """Of each tensor, which show whether it moves; a multiple of every type's size."""
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -30,7 +32,7 @@ class WeightChange:
 
     ``share`` is the largest share of changed elements of any tensor (a lower bound once it is above ``HALF_MOVED``),
     ``relative`` the largest |end - start| / |start| seen, ``empty_adapter`` whether every LoRA B matrix is zero, ``half``
-    whether the end is stored in 16 bit, ``still`` the share of the weights, embeddings aside, in tensors that begin as they did.
+    whether the end is stored in 16 bit, ``still`` the share of the weights, but those of ``SELDOM``, in tensors that begin as they did.
     """
 
     start: str
@@ -83,7 +85,7 @@ def compare(start: Path, end: Path) -> WeightChange | None:
             break
     half = all(after[name][1] in ("BF16", "F16") for name in common)
     label = f"{start.parent.name}/{start.name}"
-    inner = [name for name in common if not ("embed" in name or "lm_head" in name)]
+    inner = [name for name in common if not any(part in name for part in SELDOM)]
     sizes = {name: math.prod(after[name][2]) for name in inner}
     still = sum(sizes[name] for name in inner if _begins_alike(before[name], after[name]))
     part = still / max(1, sum(sizes.values()))

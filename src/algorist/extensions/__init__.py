@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 PUBLIC: dict[str, str] = {}
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from algorist.extensions.published_rewards.systems import r1_zero_reward_fn as r1_zero_reward_fn
     from algorist.extensions.toolkit import *  # noqa: F403
 else:
-    for _part in ("toolkit", "published_rewards"):
-        with suppress(ModuleNotFoundError):
-            PUBLIC |= import_module(f"{__name__}.{_part}").MODULE_OF
+    with suppress(ModuleNotFoundError):
+        from algorist.extensions.toolkit import MODULE_OF
+
+        PUBLIC |= MODULE_OF
+    for _module, _names in {  # of a folder that imports the grader, which takes longer than all of algorist
+        "published_rewards.small_models": "DEFAULT_REWARDS DEFAULT_REWARD_WEIGHTS default_reward_functions",
+        "published_rewards.systems": "question_only_reward_fn r1_zero_reward_fn",
+    }.items():
+        if (Path(__file__).parent / _module.partition(".")[0]).is_dir():
+            PUBLIC |= dict.fromkeys(_names.split(), f"extensions.{_module}")

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from algorist.config.schema import Recipe
 from algorist.data.golds import check_golds
-from algorist.data.problems import Problems, fitting_demonstrations, fitting_problems, tokenizer_texts
+from algorist.data.problems import Problems, fitting_problems, tokenizer_texts
 from algorist.diagnosis.course import odd_data
 from algorist.diagnosis.facts import leaked_text
 from algorist.diagnosis.rule import Finding
@@ -46,6 +46,7 @@ from algorist.preflight.trial import ENOUGH_S, try_stage
 from algorist.prompts import PromptFormat
 from algorist.prompts.chat import encode_prompt
 from algorist.rollouts.base import OutOfTime
+from algorist.runs.paid import fitting_and_paid
 from algorist.runs.plan import Plan as RunPlan
 from algorist.store.run_log import Display, Quiet
 from algorist.store.stages import STAGES
@@ -166,7 +167,7 @@ def _inspect(
     plan = plan.opened(policy.tokenizer)
     data.train = fitting_problems(recipe.data.train, data.train, plan.form, policy.tokenizer)
     if recipe.sft.enabled:
-        data.sft = fitting_demonstrations(recipe, data.sft, plan.form, policy.tokenizer)
+        data.sft = fitting_and_paid(recipe, data.sft, plan.rewards, plan.form, policy.tokenizer)
     look = _Inspection(plan, policy, result, display, sft=recipe.sft.enabled and model is None)
     ends = time.monotonic() + 60 * minutes
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from algorist.config.schema import Recipe
-from algorist.data.problems import Problems
+from algorist.data.problems import Problems, fitting_demonstrations
 from algorist.errors import DataError
 from algorist.prompts import PromptFormat
 from algorist.rewards import RewardSet
-from algorist.types import Group, Rollout
+from algorist.types import Group, Problem, Rollout
 
 log = logging.getLogger("algorist.runs.paid")
 
@@ -47,3 +48,14 @@ def with_paid_demonstrations(
             )
         log.warning("%s", text)
     return Problems(problems.train, paid, problems.held_out, problems.notes)
+
+
+def fitting_and_paid(
+    recipe: Recipe, demonstrations: list[Problem], rewards: RewardSet, form: PromptFormat, tokenizer: Any
+) -> list[Problem]:
+    """Return the demonstrations whose prompts pass the length filters and which the rewards pay: before a limit, a filter brings in others."""
+    section = recipe.data.sft or recipe.data.train
+    fitting = fitting_demonstrations(recipe, demonstrations, form, tokenizer)
+    if section.max_prompt_percentile is None and section.max_prompt_tokens is None:
+        return fitting
+    return with_paid_demonstrations(recipe, Problems([], fitting, []), rewards, form).sft

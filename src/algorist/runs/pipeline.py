@@ -23,7 +23,6 @@ from algorist.config.own_files import changed_since, with_copies
 from algorist.config.schema import Recipe
 from algorist.data.problems import (
     Problems,
-    fitting_demonstrations,
     fitting_problems,
     longest_sequence,
     refuse_beyond_context,
@@ -48,6 +47,7 @@ from algorist.runs.asking import attach_asking
 from algorist.runs.begin import hold_folder, other_lengths
 from algorist.runs.draft import Draft
 from algorist.runs.evaluate import evaluate_stage
+from algorist.runs.paid import fitting_and_paid
 from algorist.runs.plan import Plan, make_plan
 from algorist.store.run_folder import RunFolder, started_as
 from algorist.store.run_log import Display, Lines, LogFile, Logged, Quiet, clock
@@ -319,7 +319,7 @@ def _load_start(run: Run) -> None:
     attach_asking(tokenizer, run.recipe, run.prompt_format)
     run.train = fitting_problems(run.recipe.data.train, run.train, run.prompt_format, tokenizer)
     if run.plan.trains("sft"):
-        run.sft = fitting_demonstrations(run.recipe, run.sft, run.prompt_format, tokenizer)
+        run.sft = fitting_and_paid(run.recipe, run.sft, run.plan.rewards, run.prompt_format, tokenizer)
     run.held_out = fitting_problems(run.recipe.data.eval, run.held_out, run.prompt_format, tokenizer)
     every = list(model.parameters())
     packed = [getattr(p, "quant_state", None) for p in every]  # 4-bit weights: two in a byte

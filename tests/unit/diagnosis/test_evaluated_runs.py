@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from algorist.diagnosis.diagnose import diagnose
 from algorist.evaluation.artifact import write_artifact
@@ -66,17 +69,14 @@ def rising() -> list[dict[str, Any]]:
 def test_gold_answers_that_contradict_each_other(tmp_path: Path) -> None:
     run = run_of(tmp_path, "grpo: {max_steps: 12}\n", rising(), base=(0.7, "a"), grpo=(0.2, "b"))
     (finding,) = diagnose(run)
-    assert finding.name == "held_out_falls" and "contradict each other" in finding.sentence
+    assert finding.name == "held_out_falls" and "may contradict each other" in finding.sentence
     assert finding.change == ()
 
 
 @pytest.mark.parametrize(
-    ("after", "said"), [("a", "does not have the weights that were trained"), ("b", "does not follow")]
+    ("after", "said"), [("a", "may not have the weights that were trained"), ("b", "does not follow")]
 )
 def test_an_evaluation_of_other_weights(after: str, said: str, tmp_path: Path) -> None:
-    import numpy
-    from safetensors.numpy import save_file
-
     config = "plugins: []\ngrpo: {max_steps: 12, engine: native}\neval: {engine: transformers}\n"
     run = run_of(tmp_path, config, rising(), base=(0.3, "a"), grpo=(0.3, after))
     for stage, value in (("sft", 1.0), ("grpo", 2.0)):
@@ -89,12 +89,38 @@ def test_an_evaluation_of_other_weights(after: str, said: str, tmp_path: Path) -
     assert finding.change == (("eval.engine=native",) if after == "a" else ())
 
 
+@pytest.mark.parametrize(("part", "plugin"), [(0.95, True), (0.95, False), (0.6, True)])
+def test_weights_that_code_of_the_users_own_has_frozen(part: float, plugin: bool, tmp_path: Path) -> None:
+    """Without such code, and for a part of the weights, freezing may be meant."""
+    config = f"plugins: [{'own.py' if plugin else ''}]\ngrpo: {{max_steps: 12}}\n"
+    rows = [
+        row(f"{step}-{n // 4}", n % 2 == 0, f"text {n}", step=step, group=n // 4, reward=n % 2)
+        for step in range(STEPS)
+        for n in range(64)
+    ]
+    run = run_of(tmp_path, config, rows)
+    for name in "own.py", "metrics.jsonl":
+        text = "".join(
+            json.dumps({"stage": "grpo", "step": n, "grad_norm": 0.1, "learning_rate": 1e-3}) + "\n"
+            for n in range(STEPS)
+        )
+        (run / name).write_text(text if name == "metrics.jsonl" else "")
+    for stage, value in (("sft", 1.0), ("grpo", 2.0)):
+        (run / stage / "final").mkdir(parents=True)
+        sizes = {"frozen": (round(10_000 * part), 1.0), "norm": (round(10_000 * (1 - part)), value)}
+        tensors = {name: numpy.full(size, of, "f4") for name, (size, of) in sizes.items()}
+        save_file(tensors, run / stage / "final" / "model.safetensors")
+    found = [finding for finding in diagnose(run) if finding.name == "weights_unchanged"]
+    assert bool(found) is (plugin and part > 0.9)
+    assert all("they are frozen, maybe by code of your own (plugins)" in each.sentence for each in found)
+
+
 @pytest.mark.parametrize(
     ("pays", "says"),
     [
-        (lambda size: size <= 72, "pays 456 of 864 right completions what it pays wrong ones: those of more than 70 characters"),
+        (lambda size: size <= 72, "pays 456 of 864 right completions no more than wrong ones: those of more than 70 characters"),
         (lambda size: size > 72, None),
-        (lambda size: False, "pays 864 of 864 right completions what it pays wrong ones"),
+        (lambda size: False, "pays 864 of 864 right completions no more than wrong ones"),
     ],
 )  # fmt: skip
 def test_right_completions_that_a_reward_does_not_pay(pays: Any, says: str | None, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from algorist.diagnosis import sums
 from algorist.diagnosis.demonstrations import absent_answers
 from algorist.diagnosis.golds import apart, in_one_way
-from algorist.diagnosis.sums import stated_sums, steps_out_of_order, wrong_sums
+from algorist.diagnosis.sums import stated_sums, wrong_sums
 from algorist.diagnosis.wrong_answers import wrong_in_common
 from algorist.store.run_folder import RunFolder
 from algorist.store.write import RolloutWriter
@@ -61,14 +62,26 @@ def test_wrong_sums_are_counted_among_solutions_with_a_sum() -> None:
 
 
 def test_results_that_are_used_before_the_sum_that_has_them() -> None:
-    forth, back = "{m} * 7 = 70{n}\n70{n} - 1 = 69{n}", "70{n} - 1 = 69{n}\n{m} * 7 = 70{n}"
-    assert steps_out_of_order(problems(30, solution=forth)) is None
-    said = steps_out_of_order(problems(30, solution=forth) + problems(10, solution=back))
+    steps = ("{n} + 200 = 4{n}", "4{n} * 3 = 7{n}", "7{n} - 90 = {m}")
+    forth, back = "\n".join(steps), "\n".join(reversed(steps))
+    numbers = problems(30, solution=forth)
+    assert _out_of_order(numbers) is None
+    said = _out_of_order(numbers + problems(10, solution=back))
     assert said is not None and said.startswith(
         "10 of 40 worked solutions use a result before the sum that has it, such as"
     )
-    stated = problems(30, "A box of 70{n}, less {n}?", solution=back)
-    assert steps_out_of_order(stated) is None, "the question has the number"
+    asked = problems(30, "A box of 4{n}, and one of 7{n}?", solution=back)
+    assert _out_of_order(asked) is None, "the question has the numbers"
+    checked = problems(30, solution="100 - 75 = 25\n{n} * 25 / 25 = {n}\n25 + 75 = 100")
+    assert _out_of_order(checked) is None, "a check at the end"
+    words = problems(30, "Eight bags of {n}", "64", "8 * 8 = 64\n64 / 8 = 8\n8 * 8 = 64\n64 / 8 = 8")
+    assert _out_of_order(words) is None, "eight bags"
+    assert _out_of_order(problems(30, "Sort " + "123," * 1600 + "9", solution=forth)) is None
+
+
+def _out_of_order(demonstrations: list[Problem]) -> str | None:
+    """Return what is said of the order: results of these sums are made up, and so are not looked at."""
+    return sums._out_of_order([(p, [*stated_sums(p.solution)]) for p in demonstrations])
 
 
 def test_answers_that_no_solution_holds() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from algorist import trl_reward
 from algorist.config.load import load_recipe
-from algorist.data.problems import fitting_demonstrations
 from algorist.errors import ConfigError
 from algorist.evaluation.artifact import artifact_names, read_artifact
 from algorist.models.tiny import train_tokenizer
 from algorist.rewards import build_rewards
 from algorist.runs.draft import Draft
+from algorist.runs.paid import fitting_and_paid
 from algorist.runs.pipeline import run_recipe
 from algorist.runs.plan import make_plan
 from algorist.store.read import query
@@ -276,8 +276,15 @@ def test_correct_only_keeps_what_the_reward_pays(tmp_path: Path, call: Cli) -> N
         assert any(
             f"{5 - count} of 5 right demonstrations are paid nothing by r1_zero" in r for r in plan.remarks
         )
-        plan.recipe.data.sft.max_prompt_tokens = 400  # type: ignore[union-attr]
-        fitting = fitting_demonstrations(plan.recipe, plan.problems.sft, plan.form, train_tokenizer(["abc"]))
+        plan.recipe.data.sft.max_prompt_tokens = 500  # type: ignore[union-attr]
+        args = plan.rewards, plan.form, train_tokenizer(["abc"])
+        fitting = fitting_and_paid(plan.recipe, plan.problems.sft, *args)
         assert len(fitting) == count, "a filter by length brings none of them back"
+        rows[0]["prompt"] = f"User: {'Question ' * 60}\nAssistant: <think>"
+        longer = tmp_path / f"{source}.jsonl"
+        longer.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        plan.recipe.data.sft = plan.recipe.data.sft.model_copy(update={"path": str(longer), "limit": 2})  # type: ignore[union-attr]
+        (second,) = fitting_and_paid(plan.recipe, plan.problems.sft, *args)
+        assert second.answer == "1/2", "the first is too long, and the third, now within the limit, not paid"
     graded = call("grade", "--file", str(path), "--format", "r1_zero", "--json")
     assert [row["correct"] for row in json.loads(graded.stdout)["verdicts"]] == [True] * 5, graded.stderr

@@ -56,7 +56,11 @@ def _r1_zero_row(row: Row) -> Row:
 
 def _answer_or_box(row: Row) -> Any:
     answer = row.get("answer")
-    return last_boxed(str(row.get("solution", ""))) if answer in (None, "") else answer
+    return (
+        answer
+        if answer or (answer == 0 and answer is not False)
+        else last_boxed(str(row.get("solution", "")))
+    )
 
 
 def _gsm8k_gold(row: Row) -> str:
