@@ -102,9 +102,9 @@ def see(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose model knows the one answer that there is."""
+    """Return a run whose model knows the answer of most problems."""
     folder = tmp_path_factory.mktemp("runs")
-    rows = [{"question": f"pear {n}?", "answer": "3", "solution": "pear."} for n in range(38)]
+    rows = [{"question": f"pear {n}?", "answer": "34"[n % 3 == 0], "solution": "pear."} for n in range(38)]
     for name, part in (("rows", rows[:32]), ("held_out", rows[32:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     settings = [

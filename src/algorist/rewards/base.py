@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from algorist import extensions
 from algorist.errors import ConfigError, RewardError, nearest
 from algorist.parameters import REQUIRED, Parameter, check_values, parameters_of
 from algorist.prompts import PromptFormat, Tags, get_format
@@ -410,7 +411,7 @@ def tryouts(form: PromptFormat, problems: Sequence[Problem]) -> Iterator[Group]:
             yield Group(problem, problem.question, [1], part)
 
 
-REWARDS: Registry[Reward] = Registry("reward", ["algorist.rewards.basic"])
+REWARDS: Registry[Reward] = Registry("reward", ["algorist.rewards.basic", *extensions.REWARDS])
 
 
 def as_reward(name: str, function: Callable[..., Any]) -> Reward:
