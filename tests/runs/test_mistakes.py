@@ -143,8 +143,8 @@ def test_a_rewards_fault_is_placed_in_its_own_file(call: Cli, tmp_path: Path) ->
     ("name", "rc", "said"),
     [
         ("scalar", 1, "TypeError: it returned 0.5; expected a list of one number per completion in mine.py:3"),
-        ("missing", 1, "TypeError: there is no column 'anser'. Did you mean 'answer'? Columns: "),
-        ("missing", 1, "if anser is a column of your data: --row anser=VALUE"),
+        ("missing", 1, "TypeError: there is no column 'ansr'. Did you mean 'answer'? Columns: "),
+        ("missing", 1, "if ansr is a column of your data: --row ansr=VALUE"),
         ("keyless", 1, "it returned a dict with acc, but without the key score in mine.py:5"),
         ("array", 0, ""),
         ("forgot", 0, "no reward gave a number for the completion, only None: 'forgot' (mine.py:7). Nothing can"),
@@ -155,7 +155,7 @@ def test_what_a_reward_should_have_returned_is_said(
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy\n\ndef scalar(completions, **rows): return 0.5\n"
-        "def missing(completions, anser, **rows): return [0.0 for _ in completions]\n"
+        "def missing(completions, ansr, **rows): return [0.0 for _ in completions]\n"
         "def keyless(data_source, solution_str, ground_truth, extra_info=None): return {'acc': 1.0}\n"
         "def array(rollout): return numpy.array([0.5])\ndef forgot(rollout): len(rollout.text)\n"
     )
