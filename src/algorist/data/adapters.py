@@ -100,14 +100,16 @@ def load_local(source: Source) -> list[Problem]:
     def stated(row: Row) -> object:
         return stated_gold(chat_text(cell(row, names["answer"]), "assistant"), way)
 
+    def worked(row: Row) -> object:
+        """Return the answer's cell where it is a worked solution; a bare answer shows no work."""
+        own = cell(row, names["answer"])
+        return None if stated(row) is own else own
+
     columns: dict[str, Any] = {
         "identity" if field == "id" else field: column for field, column in names.items()
     }
     gold = (lambda row: with_points(stated(row))) if decimal == "," else stated
     columns |= {"answer": gold, "extra": demonstrated("demonstrated_answer")}
-    bare = [stated(row) is cell(row, names["answer"]) for row in rows]
-    if names.get("solution") == names["answer"] and not all(
-        bare
-    ):  # among worked answers a bare one shows no work
-        columns["solution"] = lambda row: None if stated(row) is (own := cell(row, names["answer"])) else own
+    if names.get("solution") == names["answer"] and any(map(worked, rows)):
+        columns["solution"] = worked
     return to_problems(rows, Columns(**columns, skip_bad=skip_bad), where=where)

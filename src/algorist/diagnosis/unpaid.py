@@ -10,8 +10,6 @@ from algorist.diagnosis.rule import Facts, fact
 from algorist.diagnosis.signals import MIN_GROUPS
 from algorist.store.read import query
 
-PAY_RIGHT = ("correct", "accuracy", "r1_zero")
-"""Beginnings of the names of rewards that pay right answers; a user's own beside one may pay the format."""
 UNPAID = 0.5
 """Share of the right completions without pay that is no exception."""
 
@@ -40,8 +38,8 @@ def right_unpaid(f: Facts) -> str | None:
 def _own_rewards(f: Facts) -> list[str]:
     """Return the names of rewards that are functions of files, as rollouts name them; none beside one that pays right answers."""
     rewards = [row for row in f.settings.rewards() if float(row.get("weight", 1.0)) > 0]
-    if any(str(row["name"]).startswith(PAY_RIGHT) for row in rewards):
-        return []
+    if any(row["name"] == f.get("grading_reward") for row in rewards):
+        return []  # a user's own beside it may pay the format
     return [str(row["name"]).rpartition(":")[2] for row in rewards if ".py:" in str(row["name"])]
 
 

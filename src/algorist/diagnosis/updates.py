@@ -5,6 +5,7 @@ from __future__ import annotations
 from algorist.diagnosis.course import rises
 from algorist.diagnosis.rule import Changes, Facts, Share, fact
 from algorist.diagnosis.signals import middle
+from algorist.diagnosis.unchanged import LOSS
 
 COUNTED = 0.5
 """Share of the sampled tokens that count, below which what decides may be among the others."""
@@ -36,7 +37,7 @@ def moved_outside(f: Facts) -> Share | None:
 
 LEFT_OUT: Changes = {
     "plugins": lambda f: [] if f.get("tokens_counted", 0.0) < COUNTED else None,
-    "grpo.loss": lambda f: "dapo" if f.get("loss_counts", 0.0) < COUNTED else None,
+    "grpo.loss": lambda f: LOSS if f.get("loss_counts", 0.0) < COUNTED else None,
 }
 """Lines of the recipe instead of what leaves tokens out."""
 
